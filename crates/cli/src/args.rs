@@ -78,6 +78,9 @@ Options for -o:
   threads=N             as --threads
   all_wait              let all threads wait for requests, instead of one thread on the CPU of the
                         caller
+  blkdev                mount the block device itself (type fuseblk): sync(2) and syncfs(2) commit,
+                        and umount(2) returns when all changes are committed; only for root. See
+                        below
   uncached              cache no file data, neither here nor in the kernel
   writeback             let the kernel cache writes and send them later: small writes are faster,
                         but a full volume is reported only by close(2) or fsync(2), and direct
@@ -107,10 +110,18 @@ Files opened with O_DIRECT bypass all caches; any alignment is accepted. Reads, 
 see each other's data, whether cached or direct. Before Linux 6.6, a file opened with O_DIRECT
 cannot be mapped with MAP_SHARED, unless writeback is given.
 
-fsync(2) returns when all changes are on stable storage. sync(2) does not reach the process of the
-mount; `butternut umount` does: it returns when all changes are committed and the volume is
-released. umount(8) does the same if umount.fuse.butternut is installed and the volume or the type
-(fuse.butternut) is named; given only a directory, it does not call the helper and returns earlier.
+fsync(2) returns when all changes are on stable storage. Without -o blkdev, sync(2) does not reach
+the process of the mount; `butternut umount` does: it returns when all changes are committed and the
+volume is released. umount(8) does the same if umount.fuse.butternut is installed and the volume or
+the type (fuse.butternut) is named; given only a directory, it does not call the helper and returns
+earlier.
+
+With -o blkdev, sync(2) and syncfs(2) commit all changes (Linux 6.18), and umount(8) returns when
+all changes are committed, however it is called; the process of the mount ends shortly afterwards.
+The kernel holds the device exclusively, as for its own filesystems. The first device of the volume
+must be a block device: attach an image file to a loop device with losetup(8). This requires Linux
+6.15, and CAP_SYS_ADMIN in the initial user namespace. A kernel that permits no writes to mounted
+devices (CONFIG_BLK_DEV_WRITE_MOUNTED is off) needs the boot parameter bdev_allow_write_mounted=1.
 
 SIGTERM, SIGINT or SIGHUP to the process of a mount unmounts the volume from all its mount points in
 the mount namespace of that process, including moved and bind-mounted ones, and unmounts no other
@@ -142,7 +153,12 @@ the program, in /sbin. Paths in fstab must be absolute:
     ln -s \"$(command -v butternut)\" /sbin/mount.fuse.butternut
     ln -s \"$(command -v butternut)\" /sbin/umount.fuse.butternut
 
-    /srv/disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0";
+    /srv/disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0
+
+For -o blkdev, mount(8) needs the same symlinks under the names mount.fuseblk.butternut and
+umount.fuseblk.butternut. In fstab, the type fuseblk.butternut is the option blkdev:
+
+    /dev/sdb1  /data  fuseblk.butternut  allow_other  0 0";
 
 const UMOUNT_HELP: &str = "\
 When the command returns, all changes are committed and, without --lazy, the volume is released. A

@@ -1,7 +1,8 @@
 //! The `butternut` program: parses the command line, runs one command, and reports its result.
 //!
 //! Called as `mount.fuse.butternut` or `umount.fuse.butternut`, it is the helper that mount(8) and
-//! umount(8) run for this filesystem type.
+//! umount(8) run for this filesystem type; with `fuseblk` in place of `fuse`, for mounts of block
+//! devices (`mount -o blkdev`).
 
 mod args;
 mod commands;
@@ -32,14 +33,14 @@ fn main() -> ExitCode {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     if let Some(name) = arguments.first().and_then(|argument| Path::new(argument).file_name()) {
         match name.to_str() {
-            Some("mount.fuse.butternut") => {
+            Some("mount.fuse.butternut" | "mount.fuseblk.butternut") => {
                 let is_root = rustix::process::geteuid().is_root();
                 match commands::mount::mount8::mount_arguments(&arguments, is_root) {
                     Some(translated) => arguments = translated,
                     None => return ExitCode::SUCCESS,
                 }
             }
-            Some("umount.fuse.butternut") => {
+            Some("umount.fuse.butternut" | "umount.fuseblk.butternut") => {
                 arguments = commands::mount::mount8::umount_arguments(&arguments);
             }
             _ => {}

@@ -48,12 +48,15 @@ pub struct OpenDevice {
     pub direct: bool,
     /// For readers, [`Sharing::Unlocked`] opens a volume that another process may be writing to.
     pub sharing: Sharing,
+    /// The device number (major, minor) of a block device that the caller has mounted
+    /// ([`OpenDisk::mounted`]).
+    pub mounted: Option<(u32, u32)>,
 }
 
 impl Default for OpenDevice {
     fn default() -> OpenDevice {
         let sharing = Sharing::Locked;
-        OpenDevice { writable: false, offset: 0, bytes: None, direct: true, sharing }
+        OpenDevice { writable: false, offset: 0, bytes: None, direct: true, sharing, mounted: None }
     }
 }
 
@@ -64,7 +67,8 @@ impl FileDevice {
     /// The file cannot be opened, is busy, or does not contain the window.
     pub fn open(path: &Path, how: &OpenDevice) -> Result<FileDevice, DeviceError> {
         let direct = how.direct && how.offset.is_multiple_of(WINDOW_ALIGN);
-        let disk = OpenDisk { writable: how.writable, direct, sharing: how.sharing };
+        let OpenDevice { writable, sharing, mounted, .. } = *how;
+        let disk = OpenDisk { writable, direct, sharing, mounted };
         let file = DiskFile::open(path, disk).map_err(Arc::new)?;
         let name: Box<str> = path.to_string_lossy().into();
         let rest = file.bytes().checked_sub(how.offset);

@@ -9,8 +9,14 @@ use loops::{Image, LoopDevice, Mount, run};
 use std::path::Path;
 use std::process::Command;
 
-const READ: OpenDevice =
-    OpenDevice { writable: false, offset: 0, bytes: None, direct: true, sharing: Sharing::Locked };
+const READ: OpenDevice = OpenDevice {
+    writable: false,
+    offset: 0,
+    bytes: None,
+    direct: true,
+    sharing: Sharing::Locked,
+    mounted: None,
+};
 const WRITE: OpenDevice = OpenDevice { writable: true, ..READ };
 const UNLOCKED: OpenDevice = OpenDevice { sharing: Sharing::Unlocked, ..READ };
 

@@ -21,8 +21,14 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const READ: OpenDevice =
-    OpenDevice { writable: false, offset: 0, bytes: None, direct: true, sharing: Sharing::Locked };
+const READ: OpenDevice = OpenDevice {
+    writable: false,
+    offset: 0,
+    bytes: None,
+    direct: true,
+    sharing: Sharing::Locked,
+    mounted: None,
+};
 const WRITE: OpenDevice = OpenDevice { writable: true, ..READ };
 
 const IMAGE_BYTES: u64 = 128 << 20;

@@ -91,6 +91,10 @@ pub struct MountOptions {
     pub tunables: Tunables,
     /// Use only this superblock copy (0 to 2) of every device.
     pub super_copy: Option<usize>,
+    /// The device number (major, minor) of a block device of the volume that the caller has mounted
+    /// with type `fuseblk`. The kernel's mount holds the device exclusively, so it is opened
+    /// without `O_EXCL`.
+    pub mounted_device: Option<(u32, u32)>,
 }
 
 impl Default for MountOptions {
@@ -111,6 +115,7 @@ impl Default for MountOptions {
             ignore_log: false,
             tunables: Tunables::default(),
             super_copy: None,
+            mounted_device: None,
         }
     }
 }
@@ -152,4 +157,5 @@ setters! { MountOptions:
     ignore_log: bool,
     tunables: Tunables,
     super_copy: Option<usize>,
+    mounted_device: Option<(u32, u32)>,
 }

@@ -54,6 +54,14 @@ pub trait FilesystemExt {
     /// As [`sync_unreported`](Self::sync_unreported).
     fn sync_and_keep_errors(&self) -> Result<()>;
 
+    /// As [`sync_names`](Self::sync_names), and ends writing: when this returns, nothing writes to
+    /// the devices, and nothing will, so another program may use them. Later changes fail, and
+    /// later syncs only return errors that are left.
+    ///
+    /// # Errors
+    /// As [`sync_names`](Self::sync_names).
+    fn end_writes(&self) -> Result<()>;
+
     /// As [`Filesystem::sync`], for a caller that does not depend on its success: errors are kept
     /// for the next sync.
     fn sync_best_effort(&self);
@@ -132,6 +140,10 @@ impl FilesystemExt for Filesystem {
 
     fn sync_and_keep_errors(&self) -> Result<()> {
         Filesystem::sync_and_keep_errors(self)
+    }
+
+    fn end_writes(&self) -> Result<()> {
+        Filesystem::end_writes(self)
     }
 
     fn sync_best_effort(&self) {

@@ -193,10 +193,10 @@ impl Door {
             op::RELEASE => self.release(request),
             op::FSYNC => self.sync(request),
             op::FSYNCDIR => Ok(self.filesystem.sync_directory(self.node(request)?)?),
-            // DESTROY is the last request, and umount(2) waits for it. The kernel ignores its
-            // result, so errors of file data are left to the syncs of files.
-            op::DESTROY => Ok(self.filesystem.sync_names()?),
-            op::SYNCFS => Ok(self.filesystem.sync()?),
+            op::DESTROY => self.destroy(),
+            // The kernel drops the result where the caller is sync(2), so a loss of file data is
+            // left for the sync of the file and for the unmount.
+            op::SYNCFS => Ok(self.filesystem.sync_and_keep_errors()?),
             op::FALLOCATE => self.allocate(request),
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => self.copy_range(request, reply),
             op::SETXATTR => self.set_xattr(request),
@@ -209,6 +209,15 @@ impl Door {
             // FLUSH and ACCESS among others: the kernel does without them.
             _ => Err(Errno::ENOSYS),
         }
+    }
+
+    /// Serves the last request of a mount of type `fuseblk`. umount(2) waits for the reply, and
+    /// then the kernel releases the block device, so nothing may write to it any more. The kernel
+    /// ignores the result: errors are left for [`Self::close`].
+    fn destroy(&self) -> ErrnoResult<()> {
+        // No FORGET follows, and a pin keeps a removed directory.
+        self.nodes.clear();
+        Ok(self.filesystem.end_writes()?)
     }
 
     /// Returns the file that a request is about.

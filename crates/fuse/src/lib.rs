@@ -42,6 +42,7 @@ pub use connection::mount_xattrs::{DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_X
 pub use door::Report;
 pub use options::{Caching, Options};
 pub use session::{
-    ClonedMount, DetachOutcome, DetachedMount, FS_TYPE, FuseError, MountAttempt, MountPermissions,
-    Mounted, PendingClone, RemainingMount, Serving, Unmounter, mount, mount_attempt,
+    ClonedMount, DetachOutcome, DetachedMount, DeviceMount, FuseError, MountAttempt,
+    MountPermissions, Mounted, PendingClone, RemainingMount, Serving, Unmounter, is_own_type,
+    mount, mount_attempt,
 };

@@ -188,6 +188,13 @@ impl Nodes {
         // Not under the lock: dropping the pin may delete the directory.
         drop(removed);
     }
+
+    /// Drops all nodes. The kernel sends no further request about them.
+    pub(crate) fn clear(&self) {
+        let table = std::mem::take(&mut *self.table());
+        // Not under the lock: dropping a pin may delete the directory.
+        drop(table);
+    }
 }
 
 #[cfg(test)]

@@ -20,15 +20,18 @@
 //!
 //! The kernel removes a FUSE mount before the last commit. A program that unmounts must wait for
 //! the process to end, and learns of errors only if it reads [`SYNC_XATTR`](crate::SYNC_XATTR)
-//! before.
+//! before. For a mount of a block device ([`DeviceMount`]) the kernel waits for the last commit,
+//! and the process writes nothing after it (`Door::destroy`).
 
 pub(crate) mod attach;
 mod attempt;
 mod bdi;
 pub(crate) mod detached_mount;
+mod device_mount;
 pub(crate) mod superblock;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -47,9 +50,10 @@ use crate::worker::cpu_affinity::CallerTracker;
 use crate::worker::leader::Leadership;
 use crate::worker::thread_limits::ThreadLimits;
 
-pub use attach::FS_TYPE;
+pub use attach::is_own_type;
 pub use attempt::MountAttempt;
 pub use detached_mount::{ClonedMount, DetachedMount, MountPermissions, PendingClone};
+pub use device_mount::DeviceMount;
 pub use superblock::RemainingMount;
 use superblock::Superblock;
 
@@ -142,6 +146,13 @@ struct MountGuard {
     detached: Option<Arc<DetachedMount>>,
 }
 
+impl MountGuard {
+    fn of(connection: OwnedFd, detached: DetachedMount) -> Self {
+        let (connection, device) = (Arc::new(connection), Some(detached.device()));
+        Self { superblock: Superblock { connection, device }, detached: Some(Arc::new(detached)) }
+    }
+}
+
 impl Drop for MountGuard {
     fn drop(&mut self) {
         if let Some(detached) = &self.detached {
@@ -167,17 +178,19 @@ pub fn mount(
     let target = mountpoint
         .canonicalize()
         .map_err(|source| FuseError::Mountpoint { path: mountpoint.to_path_buf(), source })?;
-    mount_attempt(filesystem, MountAttempt::new(&target), options, report)
+    mount_attempt(filesystem, MountAttempt::new(&target), None, options, report)
 }
 
 /// Mounts `filesystem` as [`mount`] does, on the directory of an attempt, which another thread can
-/// end until [`Mounted::start`] returns.
+/// end until [`Mounted::start`] returns. `device_mount` is the mount of a block device of the
+/// volume that was made before the volume was opened.
 ///
 /// # Errors
 /// As of [`mount`].
 pub fn mount_attempt(
     filesystem: Filesystem,
     attempt: Arc<MountAttempt>,
+    device_mount: Option<DeviceMount>,
     options: &Options,
     report: Report,
 ) -> Result<Mounted, FuseError> {
@@ -196,7 +209,7 @@ pub fn mount_attempt(
         caching: options.caching,
         report,
     };
-    let guard = open_mount(&attempt, options).map_err(FuseError::MountFailed)?;
+    let guard = open_mount(&attempt, device_mount, options).map_err(FuseError::MountFailed)?;
     let device = Arc::clone(&guard.superblock.connection);
     let root = filesystem.root();
     let filesystem = match (&options.top_level, &guard.detached) {
@@ -268,7 +281,8 @@ impl Mounted {
             starting.serve()
         };
         if let Some(device) = guard.superblock.device {
-            bdi::raise_limits(device);
+            let detached = guard.detached.as_ref();
+            bdi::raise_limits(device, detached.is_some_and(|it| it.is_of_block_device()));
         }
         Ok(Serving { door, guard, threads, events })
     }
@@ -283,6 +297,7 @@ impl AttachPoint {
         // The pending clone keeps the detached mount open until the clone is in the mount table.
         detached.watch()?;
         clone.attach(mountpoint, self.permissions)?;
+        detached.close_after_attach();
         drop(pending);
         Ok(())
     }
@@ -408,14 +423,19 @@ fn close(door: Arc<Door>, events: &Sender<Event>) {
 
 /// Mounts a connection: detached where the volume may be mounted several times, otherwise on the
 /// mount point.
-fn open_mount(attempt: &MountAttempt, options: &Options) -> io::Result<MountGuard> {
+fn open_mount(
+    attempt: &MountAttempt,
+    device_mount: Option<DeviceMount>,
+    options: &Options,
+) -> io::Result<MountGuard> {
+    if let Some(made) = device_mount {
+        return Ok(made.into_guard());
+    }
     if options.top_level.is_some() {
         let connection = connection::open()?;
         // A kernel that cannot clone a detached mount gets a mount on the one mount point.
         if let Ok(detached) = DetachedMount::mount(&connection, options) {
-            let (connection, device) = (Arc::new(connection), Some(detached.device()));
-            let superblock = Superblock { connection, device };
-            return Ok(MountGuard { superblock, detached: Some(Arc::new(detached)) });
+            return Ok(MountGuard::of(connection, detached));
         }
     }
     let connection = Arc::new(attach::attach(attempt, options)?);

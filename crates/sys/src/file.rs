@@ -20,7 +20,10 @@
 //!    without a visible holder, at most `RELEASE_WAIT`; and as long for a process that has only a
 //!    loop device over the same bytes open for writing, as losetup(8) and udev do for a moment, and
 //!    for a child process, which has the descriptors of this one until it executes its program.
-//! 5. Where locks do not exist (some network filesystems), a read-only open continues without one,
+//! 5. A block device that the caller has mounted with type `fuseblk` ([`OpenDisk::mounted`]) is
+//!    opened without `O_EXCL`: the kernel's mount excludes what law 2 does, and would exclude the
+//!    caller, too. The locks are taken all the same.
+//! 6. Where locks do not exist (some network filesystems), a read-only open continues without one,
 //!    and a writable open fails.
 //!
 //! [`crate::holder`] finds what holds a busy disk.
@@ -74,11 +77,14 @@ pub struct OpenDisk {
     /// Bypass the page cache if the file supports it.
     pub direct: bool,
     pub sharing: Sharing,
+    /// The device number (major, minor) of a block device that the caller has mounted (law 5). It
+    /// has no effect on another disk.
+    pub mounted: Option<(u32, u32)>,
 }
 
 impl Default for OpenDisk {
     fn default() -> OpenDisk {
-        OpenDisk { writable: false, direct: true, sharing: Sharing::Locked }
+        OpenDisk { writable: false, direct: true, sharing: Sharing::Locked, mounted: None }
     }
 }
 
@@ -139,6 +145,8 @@ pub enum OpenError {
     Busy { path: PathBuf, holder: Holder },
     #[error("{} is a read-only device", path.display())]
     ReadOnly { path: PathBuf },
+    #[error("this kernel permits no writes to {}, because it is mounted", path.display())]
+    MountedOnly { path: PathBuf },
     #[error("{} cannot be locked, so a writable open would not be exclusive", path.display())]
     CannotLock {
         path: PathBuf,
@@ -154,6 +162,7 @@ impl OpenError {
             | OpenError::NotADisk { path, .. }
             | OpenError::Busy { path, .. }
             | OpenError::ReadOnly { path }
+            | OpenError::MountedOnly { path }
             | OpenError::CannotLock { path, .. } => path,
         }
     }
@@ -162,7 +171,7 @@ impl OpenError {
         match self {
             OpenError::Refused { cause, .. } | OpenError::CannotLock { cause, .. } => *cause,
             OpenError::NotADisk { .. } => Errno(libc::ENOTBLK),
-            OpenError::Busy { .. } => Errno::BUSY,
+            OpenError::Busy { .. } | OpenError::MountedOnly { .. } => Errno::BUSY,
             OpenError::ReadOnly { .. } => Errno(libc::EROFS),
         }
     }
@@ -347,6 +356,10 @@ fn is_block_device(kind: DiskKind) -> bool {
     matches!(kind, DiskKind::BlockDevice { .. })
 }
 
+fn is_device(kind: DiskKind, (major, minor): (u32, u32)) -> bool {
+    kind == DiskKind::BlockDevice { major, minor }
+}
+
 fn disk_kind(path: &Path, stat: &rustix::fs::Stat) -> Result<DiskKind, OpenError> {
     let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => return Ok(DiskKind::Image),
@@ -368,7 +381,8 @@ fn disk_kind(path: &Path, stat: &rustix::fs::Stat) -> Result<DiskKind, OpenError
 fn open_fd(path: &Path, kind: DiskKind, how: OpenDisk) -> Result<(OwnedFd, bool), OpenError> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= if how.writable { OFlags::RDWR } else { OFlags::RDONLY };
-    if how.writable && is_block_device(kind) {
+    let is_mounted = how.mounted.is_some_and(|numbers| is_device(kind, numbers));
+    if how.writable && is_block_device(kind) && !is_mounted {
         flags |= OFlags::EXCL;
     }
     let open = |flags| rustix::fs::open(path, flags, Mode::empty());
@@ -380,6 +394,10 @@ fn open_fd(path: &Path, kind: DiskKind, how: OpenDisk) -> Result<(OwnedFd, bool)
     }
     match opened {
         Ok(fd) => Ok((fd, is_direct)),
+        // Only an exclusive open can meet a holder.
+        Err(rustix::io::Errno::BUSY) if is_mounted => {
+            Err(OpenError::MountedOnly { path: path.to_owned() })
+        }
         Err(rustix::io::Errno::BUSY) => {
             Err(OpenError::Busy { path: path.to_owned(), holder: holder::of_block_device(kind) })
         }

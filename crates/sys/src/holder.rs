@@ -102,6 +102,11 @@ impl fmt::Display for Holder {
     }
 }
 
+/// Returns what holds a block device exclusively.
+pub fn of_device(major: u32, minor: u32) -> Holder {
+    of_block_device(DiskKind::BlockDevice { major, minor })
+}
+
 /// Returns what made an exclusive open of a block device fail.
 pub(crate) fn of_block_device(kind: DiskKind) -> Holder {
     let DiskKind::BlockDevice { major, minor } = kind else { return Holder::Unknown };

@@ -13,6 +13,7 @@
 //!    Between the check and the call, the owner of the parent directory can rename the mount point
 //!    from another mount namespace. The call then unmounts another idle mount of that directory.
 //!    The kernel has no system call without this race.
+//! 6. The calling thread may have a descriptor table of its own ([`crate::private_fd_table`]).
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -132,7 +133,7 @@ pub fn open(mount: &Mount) -> io::Result<OwnedFd> {
 /// # Errors
 /// `/proc` cannot be read.
 pub(crate) fn id_of(fd: &OwnedFd) -> io::Result<u64> {
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let info = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", fd.as_raw_fd()))?;
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
     id.ok_or_else(|| io::Error::other("fdinfo has no mnt_id"))
 }
@@ -150,7 +151,7 @@ pub fn unmount(mount: &Mount, flags: UnmountFlags) -> io::Result<()> {
     if flags.contains(UnmountFlags::DETACH) {
         let root = open(mount)?;
         // The path is a magic link to the descriptor, so the call must follow it.
-        let path = format!("/proc/self/fd/{}", root.as_raw_fd());
+        let path = format!("/proc/thread-self/fd/{}", root.as_raw_fd());
         return Ok(rustix::mount::unmount(path, flags)?);
     }
     let (Some(parent), Some(name)) = (mount.mountpoint.parent(), mount.mountpoint.file_name())
@@ -159,7 +160,7 @@ pub fn unmount(mount: &Mount, flags: UnmountFlags) -> io::Result<()> {
     };
     let how = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let parent = openat(CWD, parent, how, Mode::empty())?;
-    let path = Path::new(&format!("/proc/self/fd/{}", parent.as_raw_fd())).join(name);
+    let path = Path::new(&format!("/proc/thread-self/fd/{}", parent.as_raw_fd())).join(name);
     // The check must not keep a descriptor: it would make the mount busy.
     drop(open(&Mount { mountpoint: path.clone(), ..mount.clone() })?);
     Ok(rustix::mount::unmount(&path, flags | UnmountFlags::NOFOLLOW)?)

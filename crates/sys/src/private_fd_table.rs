@@ -12,10 +12,11 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -32,19 +33,38 @@ pub fn call(
     with: BorrowedFd<'_>,
     closure: impl FnOnce(BorrowedFd<'_>) -> io::Result<OwnedFd> + Send,
 ) -> io::Result<OwnedFd> {
+    let with = with.as_raw_fd();
+    send_from_thread(Some(with), move || {
+        // SAFETY: the descriptor is open in the table of the thread, which does not close it.
+        closure(unsafe { BorrowedFd::borrow_raw(with) })
+    })
+}
+
+/// Runs a closure that returns a descriptor, in a thread that has no descriptor of the process.
+///
+/// # Errors
+/// As of [`call`].
+pub fn open(closure: impl FnOnce() -> io::Result<OwnedFd> + Send) -> io::Result<OwnedFd> {
+    send_from_thread(None, closure)
+}
+
+/// Runs a closure in a thread that has only the descriptor `with`, and returns its descriptor.
+fn send_from_thread(
+    with: Option<RawFd>,
+    closure: impl FnOnce() -> io::Result<OwnedFd> + Send,
+) -> io::Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair()?;
-    let (with, socket) = (with.as_raw_fd(), theirs.as_raw_fd());
+    let socket = theirs.as_raw_fd();
     let (ready, is_ready) = channel();
     thread::scope(|scope| {
         let run = move || {
-            keep_only(with, socket)?;
+            let kept: Vec<RawFd> = with.into_iter().chain([socket]).collect();
+            keep_only(&kept)?;
             // The numbers now refer to this table; the shared table may close or reuse them.
             ready.send(()).map_err(io::Error::other)?;
             // SAFETY: the descriptor is open in the table of the thread, which does not close it.
-            let with = unsafe { BorrowedFd::borrow_raw(with) };
-            // SAFETY: as above.
             let socket = unsafe { BorrowedFd::borrow_raw(socket) };
-            send(socket, closure(with)?.as_fd())
+            send(socket, closure()?.as_fd())
         };
         let thread = thread::Builder::new().name("butternut-own".into());
         let thread = thread.spawn_scoped(scope, run)?;
@@ -60,18 +80,60 @@ pub fn call(
     })
 }
 
-/// Gives this thread its own descriptor table, and closes all descriptors in it except two.
-fn keep_only(one: RawFd, other: RawFd) -> io::Result<()> {
+/// Runs a closure in a thread that has no descriptor of the process. The closure may open its own,
+/// and returns none. The calling thread waits for the result in such a way that it can be killed.
+///
+/// # Errors
+/// The closure fails or panics, or the thread cannot be started.
+pub fn run(closure: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+    let run = move || {
+        keep_only(&[])?;
+        closure()
+    };
+    let thread = thread::Builder::new().name("butternut-own".into()).spawn(run)?;
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+}
+
+/// Closes a descriptor. If it is the last one, the close is made by a thread that has no other
+/// descriptor, and the calling thread waits for it for at most `limit`.
+pub fn close(fd: OwnedFd, limit: Duration) {
+    let number = fd.as_raw_fd();
+    let (ready, is_ready) = channel();
+    let (closed, is_closed) = channel::<()>();
+    let (done, is_done) = channel::<()>();
+    let run = move || {
+        let _done = done;
+        keep_only(&[number]).map(|()| {
+            // SAFETY: the number is open in the table of this thread alone, and nothing else closes
+            // it there.
+            let own = unsafe { OwnedFd::from_raw_fd(number) };
+            ready.send(()).unwrap_or_default();
+            // Returns when the process has closed its descriptor.
+            is_closed.recv().unwrap_or_default();
+            drop(own);
+        })
+    };
+    if thread::Builder::new().name("butternut-own".into()).spawn(run).is_ok() {
+        is_ready.recv().unwrap_or_default();
+    }
+    drop(fd);
+    drop(closed);
+    is_done.recv_timeout(limit).unwrap_or_default();
+}
+
+/// Gives this thread its own descriptor table, and closes all descriptors in it except these.
+fn keep_only(kept: &[RawFd]) -> io::Result<()> {
     // SAFETY: copies the descriptor table for this thread. The thread owns no descriptor, and those
     // of the other threads do not change.
     let answer = unsafe { libc::unshare(libc::CLONE_FILES) };
     if answer != 0 {
         return Err(io::Error::last_os_error());
     }
-    let (low, high) = (one.min(other).unsigned_abs(), one.max(other).unsigned_abs());
-    for (first, last) in
-        [(0, low.checked_sub(1)), (low + 1, Some(high - 1)), (high + 1, Some(libc::c_uint::MAX))]
-    {
+    let mut kept: Vec<libc::c_uint> = kept.iter().map(|fd| fd.unsigned_abs()).collect();
+    kept.sort_unstable();
+    let mut first = 0;
+    for end in kept.into_iter().map(Some).chain([None]) {
+        let last = end.map_or(Some(libc::c_uint::MAX), |end| end.checked_sub(1));
         if let Some(last) = last.filter(|last| first <= *last) {
             // SAFETY: closes descriptors in the table of this thread, which owns none of them.
             let answer = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
@@ -79,6 +141,7 @@ fn keep_only(one: RawFd, other: RawFd) -> io::Result<()> {
                 return Err(io::Error::last_os_error());
             }
         }
+        first = end.map_or(first, |end| end + 1);
     }
     Ok(())
 }
@@ -129,6 +192,35 @@ mod tests {
         });
         assert_eq!(io::read_to_string(std::fs::File::from(opened.unwrap())).unwrap(), "text");
         assert!(file.metadata().is_ok() && at.metadata().is_ok());
+    }
+
+    #[test]
+    fn a_thread_without_descriptors_opens_its_own() {
+        let first = || {
+            let opened = std::fs::File::open("/dev/null")?;
+            assert_eq!(opened.as_raw_fd(), 0, "the lowest number is free");
+            Ok(())
+        };
+        run(first).unwrap();
+        let error = run(|| Err(rustix::io::Errno::NOENT.into())).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+        assert!(run(|| panic!("intended")).is_err());
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        std::io::Write::write_all(&mut writer, b"text").unwrap();
+        drop(writer);
+        let number = reader.as_raw_fd();
+        let path = format!("/proc/self/fd/{number}");
+        let opened = open(|| Ok(std::fs::File::open(path)?.into())).unwrap();
+        assert_eq!(io::read_to_string(std::fs::File::from(opened)).unwrap(), "text");
+    }
+
+    #[test]
+    fn a_close_is_waited_for_and_is_that_of_the_last_descriptor() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        close(theirs.into(), Duration::from_mins(1));
+        // The end of the stream is there as soon as the call returns.
+        ours.set_nonblocking(true).unwrap();
+        assert_eq!(io::read_to_string(&ours).unwrap(), "");
     }
 
     #[test]

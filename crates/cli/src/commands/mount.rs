@@ -10,6 +10,7 @@
 //! 5. No thread that serves, commits or ends the mount writes to stderr: [`reporter`] does. A pipe
 //!    that nothing reads delays the mount and its end by a bounded time.
 
+mod block_device;
 mod daemon;
 mod fixed_options;
 mod join;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use std::thread;
 
 use butternut::Filesystem;
-use butternut_fuse::{FuseError, MountAttempt, Report, Serving, Unmounter};
+use butternut_fuse::{DeviceMount, FuseError, MountAttempt, Report, Serving, Unmounter};
 use butternut_sys::signal::EndSignals;
 use rustix::io::Errno;
 
@@ -84,6 +85,9 @@ impl Plan {
         options.apply_to_volume(&mut volume)?;
         options.volume.degraded |= global.degraded;
         options.fuse.source.clone_from(&volume.typed);
+        if options.blkdev {
+            options.fuse.source = block_device::source(&volume, &options)?;
+        }
         let cores = thread::available_parallelism().map_or(1, NonZero::get).max(THREADS_MIN);
         if let Some(threads) = args.threads {
             options.apply(format!("threads={threads}").as_bytes())?;
@@ -137,6 +141,9 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     reporter::start().map_err(|error| Failure::io("the reporter thread", &error))?;
     let signals = SignalThread::start(signals, plan.volume.typed.clone())
         .map_err(|error| Failure::io("the signal thread", &error))?;
+    // Before the volume is opened: the kernel's claim on the device protects the open.
+    let device_mount = block_device::mount(&plan.options)?;
+    plan.options.volume.mounted_device = device_mount.as_ref().map(DeviceMount::device);
     let filesystem = open(&plan)?;
     if !global.quiet {
         for notice in filesystem.notices() {
@@ -153,7 +160,8 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     }
     let attempt = MountAttempt::new(&mountpoint);
     signals.begin_mount(&attempt);
-    let made = make(&plan, &filesystem, attempt).inspect_err(|_| signals.mount_failed())?;
+    let made =
+        make(&plan, &filesystem, device_mount, attempt).inspect_err(|_| signals.mount_failed())?;
     signals.unmount_on_signal(made.unmounter, mountpoint.clone());
     let whole = made.serving.detached_mount();
     let served = ServedMount { filesystem, devices, settings, whole };
@@ -196,6 +204,7 @@ struct MadeMount {
 fn make(
     plan: &Plan,
     filesystem: &Filesystem,
+    device_mount: Option<DeviceMount>,
     attempt: Arc<MountAttempt>,
 ) -> Result<MadeMount, Failure> {
     let mountpoint = attempt.mountpoint().to_path_buf();
@@ -206,9 +215,9 @@ fn make(
     // unmount, and there must be as many as there were to mount.
     let reporter = WarningReporter::start(filesystem, volume())
         .map_err(|error| Failure::io("the thread for warnings", &error))?;
-    let mounted =
-        butternut_fuse::mount_attempt(filesystem.clone(), attempt, options, report(volume()))
-            .map_err(refused)?;
+    let (filesystem, report) = (filesystem.clone(), report(volume()));
+    let mounted = butternut_fuse::mount_attempt(filesystem, attempt, device_mount, options, report)
+        .map_err(refused)?;
     let unmounter = mounted.unmounter();
     let serving = mounted.start().map_err(refused)?;
     Ok(MadeMount { serving, unmounter, reporter })

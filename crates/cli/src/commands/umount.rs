@@ -32,7 +32,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use butternut_fuse::{DAEMON_XATTR, FS_TYPE, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR};
+use butternut_fuse::{DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR, is_own_type};
 use butternut_sys::mount_users::{self, MountUser};
 use butternut_sys::mounts::{self, Mount};
 
@@ -222,11 +222,11 @@ fn find_mount(mountpoint: &Path) -> Result<Mount, Failure> {
     let shown = mountpoint.display().to_string();
     let mounts = mounts::read().map_err(|error| Failure::io("/proc/self/mountinfo", &error))?;
     match mounts::topmost(&mounts, mountpoint) {
-        Some(mount) if mount.kind == FS_TYPE => Ok(mount.clone()),
+        Some(mount) if is_own_type(&mount.kind) => Ok(mount.clone()),
         Some(mount) => Err(Failure::new(shown, format!("is a mount of {}", mount.kind))
             .hint("unmount it with umount(8)")),
         None => Err(Failure::new(shown, "is not mounted")
-            .hint("`findmnt -t fuse.butternut` lists the mounts")),
+            .hint("`findmnt -t fuse.butternut,fuseblk.butternut` lists the mounts")),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use butternut_fuse::FS_TYPE;
+use butternut_fuse::is_own_type;
 use butternut_sys::mounts::{self, Mount};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -75,7 +75,9 @@ pub(crate) fn request(command: &str, target: &Path, request: &Request) -> Result
         device_number(target).map_err(|error| no_mount(&format!(": {}", io_text(&error))))?;
     let mounts = mounts::read().unwrap_or_default();
     let Some(user) = owner_of(&mounts, numbers) else {
-        return Err(no_mount("").hint("`findmnt -t fuse.butternut` lists the mounts"));
+        return Err(
+            no_mount("").hint("`findmnt -t fuse.butternut,fuseblk.butternut` lists the mounts")
+        );
     };
     exchange(command, target, (user, numbers), request, DeviceWait::with(Notes::Print))
         .map(|(value, _)| value)
@@ -220,7 +222,7 @@ fn exchange(
 
 /// Returns the owner of the Butternut mount with a device number, if there is one.
 fn owner_of(mounts: &[Mount], device: (u32, u32)) -> Option<u32> {
-    let is_it = |mount: &&Mount| mount.kind == FS_TYPE && mount.device == device;
+    let is_it = |mount: &&Mount| is_own_type(&mount.kind) && mount.device == device;
     mounts.iter().find(is_it)?.option("user_id")?.parse().ok()
 }
 

@@ -8,7 +8,7 @@ use butternut::device::{DeviceError, OpenError};
 use butternut::{CopyRefused, CopyReport, Error, TreeError, VolumeError};
 use butternut_sys::errno::Errno;
 
-const BUSY: &str = "unmount it, or wait until it is free";
+pub(crate) const BUSY: &str = "unmount it, or wait until it is free";
 const NOT_BTRFS: &str =
     "check that this is a btrfs volume; if it starts inside a larger image, add ?offset=N";
 
@@ -110,6 +110,9 @@ fn of_open(error: &OpenError) -> Option<&'static str> {
         OpenError::ReadOnly { .. } => {
             Some("make it writable with `blockdev --setrw`, or use a copy")
         }
+        OpenError::MountedOnly { .. } => {
+            Some("boot with `bdev_allow_write_mounted=1`, or mount without -o blkdev")
+        }
         OpenError::CannotLock { .. } => Some("copy it to a filesystem that supports flock(2)"),
         OpenError::Refused { cause, .. } => of_errno(*cause),
     }
@@ -145,6 +148,9 @@ pub(crate) fn is_write_refused(error: &Error) -> bool {
             io::Error::from(*cause).kind(),
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
         ),
-        OpenError::NotADisk { .. } | OpenError::Busy { .. } | OpenError::CannotLock { .. } => false,
+        OpenError::NotADisk { .. }
+        | OpenError::Busy { .. }
+        | OpenError::MountedOnly { .. }
+        | OpenError::CannotLock { .. } => false,
     }
 }

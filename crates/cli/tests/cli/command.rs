@@ -70,7 +70,7 @@ pub(crate) fn shell(script: &str) -> String {
 pub(crate) fn in_mount_namespace(script: &str) -> String {
     // The kernel's own mounts of other tests, too: a loop device is busy while a namespace has one.
     const WITHOUT_OTHERS: &str = r#"
-        grep -E " - (fuse.butternut |[a-z0-9]+ /dev/loop)" /proc/self/mountinfo |
+        grep -E " - (fuse(blk)?.butternut |[a-z0-9]+ /dev/loop)" /proc/self/mountinfo |
             cut -d " " -f 5 | grep -E "^(/tmp|/var/tmp|/dev/shm)/" | while read -r m; do
                 umount -l "$m" || true
             done

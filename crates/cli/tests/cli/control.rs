@@ -170,7 +170,7 @@ fn ctl_rejects_unknown_tunables_and_values() {
 fn stats_and_ctl_reject_other_directories() {
     let folder = tempfile::tempdir().unwrap();
     let name = folder.path().to_str().unwrap();
-    let cure = "(`findmnt -t fuse.butternut` lists the mounts)";
+    let cure = "(`findmnt -t fuse.butternut,fuseblk.butternut` lists the mounts)";
     for (words, command) in [(["ctl", name], "ctl"), (["stats", name], "stats")] {
         let message = butternut(&words).failure();
         assert_eq!(message, format!("butternut: {command}: no butternut mount at {name} {cure}"));

@@ -9,6 +9,7 @@
     reason = "helpers of tests panic as tests do, and say what is skipped"
 )]
 
+mod block_device;
 mod btrfs_progs;
 mod change;
 mod check;

@@ -36,7 +36,8 @@ fn run_on_device_that_can_hang(make: &str, options: &str, script: &str) -> Strin
              grep -o \"$1\" log || true
          }}
          logged \": mounted (\"
-         C=$(grep \" $PWD/m2 \" /proc/self/mountinfo | cut -d \" \" -f 3 | cut -d : -f 2)
+         C=$(grep \" $PWD/m2 \" /proc/self/mountinfo | cut -d \" \" -f 3)
+         C=$(((${{C%:*}} << 20) + ${{C#*:}}))
          {script}"
     ))
 }
@@ -65,15 +66,35 @@ fn a_third_signal_ends_a_process_that_waits_to_write_its_last_changes() {
     if !kernel_tests_enabled("a_third_signal_ends_a_process_that_waits_to_write_its_last_changes") {
         return;
     }
-    for (before, after) in [("", "umount m2"), ("", ""), ("exec 7>m2/open", "")] {
+    for (options, before, after) in [
+        ("commit=3600", "", "umount m2"),
+        ("commit=3600", "", ""),
+        ("commit=3600", "exec 7>m2/open", ""),
+        // umount(8) waits for the process.
+        ("commit=3600,blkdev", "", "umount m2 &"),
+        ("commit=3600,blkdev", "", ""),
+    ] {
         let script = format!(
             "head -c 4M /dev/urandom >m2/file; {before}
              kill -STOP $O; {after}
              {ALL_SIGNALS}"
         );
-        let output = run_on_device_that_can_hang(EMPTY, "commit=3600", &script);
-        assert_eq!(output, ALL_LOGGED, "{before} {after}");
+        let output = run_on_device_that_can_hang(EMPTY, options, &script);
+        assert_eq!(output, ALL_LOGGED, "{options} {before} {after}");
     }
+}
+
+/// The thread that ends the mount waits for a reply of its own process.
+#[test]
+fn a_process_that_waits_for_its_own_unmount_can_be_killed() {
+    if !kernel_tests_enabled("a_process_that_waits_for_its_own_unmount_can_be_killed") {
+        return;
+    }
+    let script = "head -c 4M /dev/urandom >m2/file; kill -STOP $O
+         kill -TERM $D; logged \"still waits for a device\"
+         kill -9 $D; ended $D && echo ended || echo it lives";
+    let output = run_on_device_that_can_hang(EMPTY, "commit=3600,blkdev", script);
+    assert_eq!(output, ": mounted (\nstill waits for a device\nended\n");
 }
 
 #[test]

@@ -115,6 +115,18 @@ impl Filesystem {
         drop(self.write_back_and_commit());
     }
 
+    /// As [`FilesystemExt::end_writes`](crate::server::FilesystemExt::end_writes).
+    pub(crate) fn end_writes(&self) -> Result<()> {
+        self.sync_names()?;
+        let Some(write_state) = &self.shared.write_state else { return Ok(()) };
+        if !write_state.is_abandoned() {
+            // Before the last commit, so that no change comes after it.
+            write_state.abandon();
+            self.commit()?;
+        }
+        Ok(self.forest().end_commits()?)
+    }
+
     /// Writes all files back and commits. A loss of file data is kept for the next sync.
     fn write_back_and_commit(&self) -> Result<()> {
         let Some(write_state) = &self.shared.write_state else { return Ok(()) };

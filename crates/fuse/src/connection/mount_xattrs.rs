@@ -9,9 +9,9 @@ pub const DAEMON_XATTR: &str = "butternut.daemon";
 /// `/proc/self/ns/pid`.
 pub const PROCESS_NAMESPACE_XATTR: &str = "butternut.process_namespace";
 
-/// An attribute whose read commits the filesystem and returns the error of that commit. FUSE does
-/// not pass sync(2) on to the process. A loss of file data is returned once to root or the user
-/// that mounted, and to other users until then.
+/// An attribute whose read commits the filesystem and returns the error of that commit. FUSE passes
+/// sync(2) on to the process only for a mount of a block device. A loss of file data is returned
+/// once to root or the user that mounted, and to other users until then.
 pub const SYNC_XATTR: &str = "butternut.sync";
 
 /// The number of failed writes from the kernel's page cache. The program learns of such an error

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! root    mount(2), type fuse.butternut, with a descriptor of /dev/fuse among the options
+//!         (further mounts and mounts of block devices: `detached_mount`)
 //! others  fusermount3 opens /dev/fuse, mounts, and sends the descriptor over a socket
 //! ```
 
@@ -28,10 +29,17 @@ pub(crate) const HELPER: &str = "fusermount3";
 /// The environment variable with the helper's socket descriptor.
 const HELPER_SOCKET: &str = "_FUSE_COMMFD";
 
-/// The filesystem type of the kernel, and the type with subtype that mount tables show.
+/// The filesystem types of the kernel, and the types with subtype that mount tables show.
 pub(crate) const TYPE: &str = "fuse";
+pub(crate) const BLOCK_TYPE: &str = "fuseblk";
 const SUBTYPE: &str = "butternut";
-pub const FS_TYPE: &str = "fuse.butternut";
+const FS_TYPE: &str = "fuse.butternut";
+pub(crate) const BLOCK_FS_TYPE: &str = "fuseblk.butternut";
+
+/// Returns whether the type of a mount in a mount table is that of a Butternut mount.
+pub fn is_own_type(kind: &str) -> bool {
+    kind == FS_TYPE || kind == BLOCK_FS_TYPE
+}
 
 /// Mounts on the directory of an attempt, and returns the descriptor of the connection.
 pub(crate) fn attach(attempt: &MountAttempt, options: &Options) -> io::Result<OwnedFd> {

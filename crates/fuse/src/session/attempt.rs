@@ -22,7 +22,7 @@ use butternut_sys::mounts::{self, Mount};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::session::attach::FS_TYPE;
+use crate::session::attach::is_own_type;
 use crate::session::superblock;
 
 /// How long [`MountAttempt::end`] waits for the end of fusermount3, and then for the unmount.
@@ -91,7 +91,7 @@ impl MountAttempt {
     /// Detaches what was mounted on the mount point since the attempt began.
     fn detach(&self) {
         let is_new = |mount: &&Mount| {
-            let is_there = mount.mountpoint == self.mountpoint && mount.kind == FS_TYPE;
+            let is_there = mount.mountpoint == self.mountpoint && is_own_type(&mount.kind);
             is_there && !self.before.contains(&mount.id)
         };
         for mount in mounts::read().unwrap_or_default().iter().filter(is_new) {

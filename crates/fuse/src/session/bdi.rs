@@ -12,9 +12,12 @@ use std::fs;
 const LIMITS: [(&str, &str); 3] =
     [("read_ahead_kb", "4096"), ("strict_limit", "0"), ("max_ratio", "100")];
 
-/// Raises the limits of the mount with a device number (major, minor).
-pub(crate) fn raise_limits((major, minor): (u32, u32)) {
+/// Raises the limits of the mount with a device number (major, minor). A mount of a block device
+/// has the number of that device, which has limits of its own.
+pub(crate) fn raise_limits((major, minor): (u32, u32), is_of_block_device: bool) {
+    let suffix = if is_of_block_device { "-fuseblk" } else { "" };
     for (name, value) in LIMITS {
-        fs::write(format!("/sys/class/bdi/{major}:{minor}/{name}"), value).unwrap_or_default();
+        let path = format!("/sys/class/bdi/{major}:{minor}{suffix}/{name}");
+        fs::write(path, value).unwrap_or_default();
     }
 }

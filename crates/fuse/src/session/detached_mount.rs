@@ -22,13 +22,20 @@
 //!    call fails.
 //! 5. The thread that resolves the path waits for a reply of its own process, so its descriptor
 //!    table contains only the mount ([`private_fd_table`]).
+//! 6. A mount of a block device (type `fuseblk`) is not kept once a clone of it is attached:
+//!    umount(2) of the last attached mount waits for DESTROY only if no other mount of the
+//!    superblock is left. For each further clone the kernel makes a new detached mount of the same
+//!    superblock, which it finds by the device.
+//! 7. The end of the last mount of a block device sends DESTROY, and the thread that closes that
+//!    mount waits for the reply, so it is closed as law 5 says ([`MountFd`]).
 
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use butternut::FileId;
 use butternut_sys::{mounts, private_fd_table};
@@ -37,11 +44,24 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, op
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+    fsconfig_create_exclusive, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
+    open_tree,
 };
 
 use crate::options::Options;
 use crate::session::attach;
+
+/// How long a thread waits for the end of a mount that it closes.
+const CLOSE_WAIT: Duration = Duration::from_millis(500);
+
+/// The block size of a superblock, in bytes. The kernel refuses one below that of the device.
+const BLOCK_BYTES: &str = "4096";
+
+/// The attributes of a detached mount, and of a clone until it gets its own (law 2).
+const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
+    .union(MountAttrFlags::MOUNT_ATTR_NODEV)
+    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC)
+    .union(MountAttrFlags::MOUNT_ATTR_NOATIME);
 
 /// A mount of the whole volume that is not attached to any mount point.
 #[derive(Debug)]
@@ -50,14 +70,42 @@ pub struct DetachedMount {
     /// lookup, and may itself wait for the lock.
     state: Mutex<State, rank::DetachedMount>,
     device: (u32, u32),
+    /// The path of the block device, for a mount of one (law 6).
+    block_device: Option<PathBuf>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// `None` once it was closed.
-    mount: Option<Arc<OwnedFd>>,
+    /// `None` once it was closed, or is not kept (law 6).
+    mount: Option<Arc<MountFd>>,
+    /// Clones are no longer made.
+    is_closed: bool,
     /// Number of [`PendingClone`]s.
     pending_clones: usize,
+}
+
+/// The descriptor of a mount that is not attached (law 7).
+#[derive(Debug)]
+struct MountFd(Option<OwnedFd>);
+
+impl MountFd {
+    fn new(fd: OwnedFd) -> Self {
+        Self(Some(fd))
+    }
+}
+
+impl AsFd for MountFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_ref().expect("it is closed by the drop only").as_fd()
+    }
+}
+
+impl Drop for MountFd {
+    fn drop(&mut self) {
+        if let Some(fd) = self.0.take() {
+            private_fd_table::close(fd, CLOSE_WAIT);
+        }
+    }
 }
 
 /// Keeps a detached mount open while a clone of it is made and attached.
@@ -73,7 +121,7 @@ impl Drop for PendingClone {
 
 /// A clone of one directory, not attached yet. Dropping it unmounts it.
 #[derive(Debug)]
-pub struct ClonedMount(OwnedFd);
+pub struct ClonedMount(MountFd);
 
 /// The permissions of one mount: each `false` becomes `ro`, `nodev`, `nosuid` or `noexec`.
 #[expect(clippy::struct_excessive_bools, reason = "each is a mount option that is on or off")]
@@ -110,29 +158,40 @@ impl MountPermissions {
 
 impl DetachedMount {
     /// Creates a detached mount of a connection.
-    pub(crate) fn mount(device: &OwnedFd, options: &Options) -> io::Result<Self> {
+    pub(crate) fn mount(connection: &OwnedFd, options: &Options) -> io::Result<Self> {
         let filesystem = fsopen(attach::TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
-        for (key, value) in attach::settings(device, options) {
-            fsconfig_set_string(&filesystem, key, value.as_str())?;
-        }
-        let flags = attach::connection_flags(options)
-            .into_iter()
-            .chain([(!options.is_writable, "ro"), (options.is_synchronous, "sync")]);
-        for (_, flag) in flags.filter(|(is_set, _)| *is_set) {
-            fsconfig_set_flag(&filesystem, flag)?;
-        }
+        configure(&filesystem, connection, options)?;
         fsconfig_create(&filesystem)?;
-        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
-            | MountAttrFlags::MOUNT_ATTR_NODEV
-            | MountAttrFlags::MOUNT_ATTR_NOEXEC
-            | MountAttrFlags::MOUNT_ATTR_NOATIME;
-        let mount = fsmount(&filesystem, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+        Self::of(&filesystem, None)
+    }
+
+    /// Creates a detached mount of a connection and of the block device that `options` names as the
+    /// source. The kernel then holds the device exclusively.
+    ///
+    /// # Errors
+    /// `EBUSY`: the device is in use, also by such a mount.
+    pub(crate) fn mount_block_device(connection: &OwnedFd, options: &Options) -> io::Result<Self> {
+        let filesystem = fsopen(attach::BLOCK_TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
+        configure(&filesystem, connection, options)?;
+        fsconfig_set_string(&filesystem, "blksize", BLOCK_BYTES)?;
+        // Without this, the kernel would return the superblock of another process.
+        fsconfig_create_exclusive(&filesystem)?;
+        Self::of(&filesystem, Some(PathBuf::from(&options.source)))
+    }
+
+    fn of(filesystem: &OwnedFd, block_device: Option<PathBuf>) -> io::Result<Self> {
+        let mount = fsmount(filesystem, FsMountFlags::FSMOUNT_CLOEXEC, ATTRIBUTES)?;
         // Fails now, before any request is served, where the kernel cannot clone the mount.
         drop(clone(&mount)?);
-        let root = cached_statx(&mount)?;
-        let device = (root.stx_dev_major, root.stx_dev_minor);
-        let state = State { mount: Some(Arc::new(mount)), pending_clones: 0 };
-        Ok(Self { state: Mutex::new(state), device })
+        let device = device_of(&mount)?;
+        let mount = Some(Arc::new(MountFd::new(mount)));
+        let state = State { mount, is_closed: false, pending_clones: 0 };
+        Ok(Self { state: Mutex::new(state), device, block_device })
+    }
+
+    /// Returns whether this is a mount of a block device.
+    pub(crate) fn is_of_block_device(&self) -> bool {
+        self.block_device.is_some()
     }
 
     /// Clones a directory, by its path from the top-level directory of the volume. Worker threads
@@ -141,30 +200,38 @@ impl DetachedMount {
     /// # Errors
     /// There is no such directory, or its id is not `id`, or the detached mount was closed.
     pub fn clone_directory(&self, id: FileId, directory: &Path) -> io::Result<ClonedMount> {
-        // This reference keeps the superblock alive until the clone is made.
-        let mount = self.state().mount.clone();
-        let mount = &*mount.ok_or(Errno::NODEV)?;
-        if directory.as_os_str().is_empty() {
-            return clone(mount);
+        let (mount, is_closed) = {
+            let state = self.state();
+            (state.mount.clone(), state.is_closed)
+        };
+        if is_closed {
+            return Err(Errno::NODEV.into());
         }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
-        let find = |at: BorrowedFd<'_>| Ok(openat2(at, directory, flags, Mode::empty(), how)?);
-        let found = private_fd_table::call(mount.as_fd(), find)?;
-        // Another directory may have been renamed to this path. An id without a folded form is
-        // shown to users as a hash, and is not compared.
-        let is_it = |number| cached_statx(&found).map(|statx| statx.stx_ino == number);
-        if !id.folded().map_or(Ok(true), is_it)? {
-            return Err(Errno::NOENT.into());
-        }
-        clone(&found)
+        let directory = directory.to_path_buf();
+        let clone = match (mount, &self.block_device) {
+            // This reference keeps the superblock alive until the clone is made.
+            (Some(mount), _) => {
+                private_fd_table::call(mount.as_fd(), |at| clone_in(at, id, &directory))?
+            }
+            (None, Some(source)) => {
+                let (source, device) = (source.clone(), self.device);
+                private_fd_table::open(move || {
+                    let whole = mount_again(&source, device)?;
+                    clone_in(whole.as_fd(), id, &directory)
+                })?
+            }
+            (None, None) => return Err(Errno::NODEV.into()),
+        };
+        Ok(ClonedMount::from_fd(clone))
     }
 
     /// Keeps the detached mount open until the clone that the caller is about to make is attached.
     /// Returns `None` if the detached mount was closed: the volume is being unmounted.
     pub fn begin_clone(self: &Arc<Self>) -> Option<PendingClone> {
         let mut state = self.state();
-        state.mount.as_ref()?;
+        if state.is_closed {
+            return None;
+        }
         state.pending_clones += 1;
         Some(PendingClone(Arc::clone(self)))
     }
@@ -180,14 +247,29 @@ impl DetachedMount {
 
     /// Closes the detached mount.
     pub(crate) fn release(&self) {
-        let mount = self.state().mount.take();
+        let mount = {
+            let mut state = self.state();
+            state.is_closed = true;
+            state.mount.take()
+        };
         // Not under the lock: the last reference ends the superblock, and the kernel then sends
         // requests to this process.
         drop(mount);
     }
 
+    /// Closes the detached mount of a block device, of which a clone is attached (law 6).
+    pub(crate) fn close_after_attach(&self) {
+        if self.is_of_block_device() {
+            let mount = self.state().mount.take();
+            drop(mount);
+        }
+    }
+
     /// Starts the thread that closes the detached mount when the last attached one is gone (law 1).
     pub(crate) fn watch(self: &Arc<Self>) -> io::Result<()> {
+        if self.is_of_block_device() {
+            return Ok(());
+        }
         // poll(2) reports changes since the file was opened.
         let table = std::fs::File::open("/proc/self/mountinfo")?;
         let detached = Arc::clone(self);
@@ -204,8 +286,12 @@ impl DetachedMount {
     /// Closes the detached mount if no attached mount is left and no clone is pending (law 1).
     /// Returns whether it is closed.
     fn release_unused(&self) -> bool {
+        if self.is_of_block_device() {
+            return false;
+        }
         let mut state = self.state();
         let is_used = state.mount.is_some() && (state.pending_clones > 0 || self.is_mounted());
+        state.is_closed |= !is_used;
         let unused = if is_used { None } else { state.mount.take() };
         drop(state);
         // Not under the lock: the last reference ends the superblock, and the kernel then sends
@@ -226,18 +312,75 @@ fn cached_statx(fd: impl AsFd) -> io::Result<Statx> {
     Ok(statx(fd, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?)
 }
 
+/// Returns the device number (major, minor) of a mount.
+fn device_of(mount: impl AsFd) -> io::Result<(u32, u32)> {
+    let root = cached_statx(mount)?;
+    Ok((root.stx_dev_major, root.stx_dev_minor))
+}
+
+/// Sets the options of a new superblock.
+fn configure(filesystem: &OwnedFd, connection: &OwnedFd, options: &Options) -> io::Result<()> {
+    for (key, value) in attach::settings(connection, options) {
+        fsconfig_set_string(filesystem, key, value.as_str())?;
+    }
+    let flags = attach::connection_flags(options)
+        .into_iter()
+        .chain([(!options.is_writable, "ro"), (options.is_synchronous, "sync")]);
+    for (_, flag) in flags.filter(|(is_set, _)| *is_set) {
+        fsconfig_set_flag(filesystem, flag)?;
+    }
+    Ok(())
+}
+
+/// Makes a detached mount of the superblock that a block device is mounted with (law 6).
+fn mount_again(source: &Path, device: (u32, u32)) -> io::Result<OwnedFd> {
+    let mounted = |is_read_only: bool| {
+        let filesystem = fsopen(attach::BLOCK_TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_set_string(&filesystem, "source", source)?;
+        if is_read_only {
+            fsconfig_set_flag(&filesystem, "ro")?;
+        }
+        // Without a descriptor of /dev/fuse, the kernel makes no new superblock.
+        fsconfig_create(&filesystem)?;
+        fsmount(&filesystem, FsMountFlags::FSMOUNT_CLOEXEC, ATTRIBUTES)
+    };
+    let mount = match mounted(false) {
+        // A remount has made the superblock read-only.
+        Err(Errno::BUSY) => mounted(true)?,
+        mount => mount?,
+    };
+    if device_of(&mount)? == device { Ok(mount) } else { Err(Errno::NODEV.into()) }
+}
+
+/// Clones a directory, by its path from the root of a mount of the whole volume (law 4).
+fn clone_in(whole: BorrowedFd<'_>, id: FileId, directory: &Path) -> io::Result<OwnedFd> {
+    if directory.as_os_str().is_empty() {
+        return clone(whole);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
+    let found = openat2(whole, directory, flags, Mode::empty(), how)?;
+    // Another directory may have been renamed to this path. An id without a folded form is shown to
+    // users as a hash, and is not compared.
+    let is_it = |number| cached_statx(&found).map(|statx| statx.stx_ino == number);
+    if !id.folded().map_or(Ok(true), is_it)? {
+        return Err(Errno::NOENT.into());
+    }
+    clone(&found)
+}
+
 /// Clones the directory of a descriptor.
-fn clone(directory: impl AsFd) -> io::Result<ClonedMount> {
+fn clone(directory: impl AsFd) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH;
-    Ok(ClonedMount(open_tree(directory, "", flags)?))
+    Ok(open_tree(directory, "", flags)?)
 }
 
 impl ClonedMount {
     /// Wraps the descriptor of a clone that another process has made.
     pub fn from_fd(fd: OwnedFd) -> Self {
-        Self(fd)
+        Self(MountFd::new(fd))
     }
 
     /// Sets the mount's permissions and attaches it to a mount point.

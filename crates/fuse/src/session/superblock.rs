@@ -6,6 +6,8 @@
 //! 2. A mount on which another filesystem is mounted is not detached: the other mount would be
 //!    detached with it.
 //! 3. Mounts in other mount namespaces are not changed.
+//! 4. The unmount of a block device waits for a reply of this process, so it is made in a thread
+//!    that does not keep the connection alive ([`private_fd_table`]).
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -17,11 +19,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use butternut_sys::mounts::{self, Mount};
+use butternut_sys::private_fd_table;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::session::attach::{self, FS_TYPE, HELPER};
+use crate::session::attach::{self, BLOCK_FS_TYPE, HELPER, is_own_type};
 
 /// How long `fusermount3` is tried again where no process can be started, and how often.
 const HELPER_WAIT: Duration = Duration::from_secs(2);
@@ -42,7 +45,7 @@ impl Superblock {
     /// Returns the superblock of a connection that was mounted on `mountpoint` just now.
     pub(crate) fn at(connection: Arc<OwnedFd>, mountpoint: &Path) -> Self {
         let table = mounts::read().unwrap_or_default();
-        let mount = mounts::topmost(&table, mountpoint).filter(|mount| mount.kind == FS_TYPE);
+        let mount = mounts::topmost(&table, mountpoint).filter(|mount| is_own_type(&mount.kind));
         Self { connection, device: mount.map(|mount| mount.device) }
     }
 
@@ -130,6 +133,10 @@ pub(crate) fn detach(mount: &Mount) -> io::Result<()> {
 
 /// Unmounts by umount2(2), or by `fusermount3` where the caller may not call it.
 fn by_call(mount: &Mount, flags: UnmountFlags, letters: &str) -> io::Result<()> {
+    if mount.kind == BLOCK_FS_TYPE {
+        let mount = mount.clone();
+        return private_fd_table::run(move || mounts::unmount(&mount, flags));
+    }
     match mounts::unmount(mount, flags) {
         Err(error) if attach::is_for_helper(&error) => through_helper(mount, letters),
         done => done,

@@ -53,6 +53,7 @@ use butternut_sys::lock::{Mark, rank};
 use butternut_volume::VolumeError;
 use context::Commit;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use zerocopy::FromZeros;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -84,11 +85,27 @@ impl Forest {
         self.commit_once()
     }
 
+    /// Ends commits: when this returns, none is writing, and later ones write nothing and succeed.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn end_commits(&self) -> Result<(), TreeError> {
+        let running = self.running()?;
+        // Waits for a commit that another thread has begun.
+        let guard = running.committing.lock();
+        running.has_ended.store(true, Ordering::Release);
+        drop(guard);
+        Ok(())
+    }
+
     fn commit_once(self: &Arc<Self>) -> Result<Generation, TreeError> {
         debug_assert!(!Mark::<rank::Handle>::is_held(), "a commit waits for all handles");
         let (running, log) = (self.running()?, self.log()?);
         let target = running.gate.generation();
         let _guard = running.committing.lock();
+        if running.has_ended.load(Ordering::Acquire) {
+            return Ok(running.gate.committed());
+        }
         if running.gate.committed() >= target {
             self.flush_in_place(running, target)?;
             return Ok(target);

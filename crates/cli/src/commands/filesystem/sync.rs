@@ -1,14 +1,15 @@
 //! `filesystem sync`: commits all changes to the devices.
 //!
 //! For a volume that is not mounted, this deletes the orphan files that a crash has left. For a
-//! directory, it calls syncfs(2) on the mounted filesystem that contains it. FUSE does not pass the
-//! call on to the process of a Butternut mount, so the command lets that process commit as well.
+//! directory, it calls syncfs(2) on the mounted filesystem that contains it. FUSE passes the call
+//! on to the process of a Butternut mount only with `-o blkdev`, so the command lets that process
+//! commit as well.
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use butternut_fuse::FS_TYPE;
+use butternut_fuse::is_own_type;
 use butternut_sys::mounts;
 use rustix::fs::syncfs;
 
@@ -44,7 +45,7 @@ fn sync_directory(path: &Path) -> Option<io::Result<()>> {
 fn sync_mounted(directory: &Path) -> io::Result<()> {
     let device = control::device_number(directory)?;
     let mounts = mounts::read()?;
-    if mounts.iter().any(|mount| mount.device == device && mount.kind == FS_TYPE) {
+    if mounts.iter().any(|mount| mount.device == device && is_own_type(&mount.kind)) {
         return umount::commit(directory);
     }
     Ok(syncfs(File::open(directory)?)?)

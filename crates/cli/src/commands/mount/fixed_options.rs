@@ -44,6 +44,7 @@ pub(super) fn values(parsed: &ParsedOptions) -> Map<String, Value> {
         ("allow_other", on(fuse.allow_other, "allow_other")),
         ("default_permissions", on(fuse.checks_permissions(), "default_permissions")),
         ("all_wait", on(fuse.all_wait, "all_wait")),
+        ("blkdev", on(parsed.blkdev, "blkdev")),
     ];
     all.into_iter().map(|(key, option)| (key.to_owned(), Value::String(option))).collect()
 }
@@ -65,6 +66,7 @@ pub(super) fn fixed_key(option: &str) -> Option<&'static str> {
         "allow_other" => "allow_other",
         "default_permissions" => "default_permissions",
         "all_wait" | "noall_wait" => "all_wait",
+        "blkdev" => "blkdev",
         _ => return None,
     })
 }

@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use butternut::{FileId, Filesystem, Subvolume, TOP_LEVEL};
-use butternut_fuse::{ClonedMount, FS_TYPE, MountPermissions};
+use butternut_fuse::{ClonedMount, MountPermissions, is_own_type};
 use butternut_sys::mounts::{self, Mount};
 use rustix::io::Errno;
 
@@ -67,7 +67,7 @@ pub(super) fn mount_served(plan: &Plan, notes: Notes) -> Result<bool, Failure> {
     let mounts = mounts::read().map_err(|error| Failure::io("/proc/self/mountinfo", &error))?;
     let mut seen = HashSet::new();
     let is_mount_of_root =
-        |mount: &&Mount| mount.kind == FS_TYPE && mount.option("user_id") == Some("0");
+        |mount: &&Mount| is_own_type(&mount.kind) && mount.option("user_id") == Some("0");
     for mount in mounts.iter().filter(is_mount_of_root).filter(|mount| seen.insert(mount.device)) {
         // A process that does not respond delays only mounts of its own volume.
         let recorded = client::recorded_devices(mount);

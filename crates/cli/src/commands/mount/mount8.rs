@@ -1,6 +1,6 @@
 //! The helpers that mount(8) and umount(8) run for the type `fuse.butternut`, under the names
-//! `mount.fuse.butternut` and `umount.fuse.butternut`. Their arguments are translated to those of
-//! `butternut mount` and `butternut umount`.
+//! `mount.fuse.butternut` and `umount.fuse.butternut`, and for the type `fuseblk.butternut`. Their
+//! arguments are translated to those of `butternut mount` and `butternut umount`.
 //!
 //! ```text
 //! mount.fuse.butternut VOLUME MOUNTPOINT [-sfnvrw] [-t TYPE] [-N NAMESPACE] [-o OPTIONS]
@@ -11,9 +11,14 @@
 //! 2. mount(8) passes restrictions on (`nodev`, `nosuid`, `noexec`), but not its defaults (`dev`,
 //!    `suid`, `exec`, `rw`). So for root `dev` and `suid` are on unless restricted, as for every
 //!    other filesystem. For other users fusermount3 decides.
+//! 3. The type `fuseblk.butternut` is the option `blkdev`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+/// The helper for mounts of block devices.
+const BLOCK_HELPER: &str = "mount.fuseblk.butternut";
 
 /// Options of fstab(5) that concern only mount(8).
 const MOUNT_ONLY: [&str; 15] = [
@@ -32,6 +37,9 @@ pub(crate) fn mount_arguments(arguments: &[OsString], is_root: bool) -> Option<V
         lists.iter().any(|list| list.as_bytes().split(|byte| *byte == b',').any(|w| w == wanted))
     };
     let mut options: Vec<&[u8]> = Vec::new();
+    if is_named(arguments, BLOCK_HELPER) && !has(b"remount") && !has(b"blkdev") {
+        options.push(b"blkdev");
+    }
     // A remount keeps the options that it does not name.
     if is_root && !has(b"remount") {
         options.extend([&b"dev"[..], b"suid"]);
@@ -59,6 +67,12 @@ pub(crate) fn umount_arguments(arguments: &[OsString]) -> Vec<OsString> {
     umount.push("--".into());
     umount.extend(paths);
     umount
+}
+
+/// Returns whether the program was called by a name.
+fn is_named(arguments: &[OsString], name: &str) -> bool {
+    let called = arguments.first().and_then(|argument| Path::new(argument).file_name());
+    called.is_some_and(|called| called == name)
 }
 
 /// Splits the arguments into paths, option lists, and single-letter options.
@@ -114,6 +128,14 @@ mod tests {
             check(user, "mount.fuse.butternut a.img /m -r -o noexec"),
             "butternut mount -o ro,noexec -- a.img /m"
         );
+        for (line, translated) in [
+            ("/d /m -o rw", "-o blkdev,dev,suid,rw -- /d /m"),
+            ("/d /m -o blkdev", "-o dev,suid,blkdev -- /d /m"),
+            ("/d /m -o remount,ro", "-o remount,ro -- /d /m"),
+        ] {
+            let line = format!("/sbin/mount.fuseblk.butternut {line}");
+            assert_eq!(check(root, &line), format!("butternut mount {translated}"));
+        }
         let simulated = ["mount.fuse.butternut", "a.img", "/m", "-sfnv"].map(OsString::from);
         assert_eq!(mount_arguments(&simulated, true), None);
         assert_eq!(

@@ -14,8 +14,9 @@ use crate::volume::arg::{self, VolumeArg};
 /// The options in the error message about an unknown option. The help lists the same options.
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
-     offset=N, cache=N, page_cache=N, threads=N, all_wait, uncached, parallel_direct, writeback, \
-     nologreplay, norecovery, fsname=NAME, dev, suid, exec, and their opposites; remount";
+     offset=N, cache=N, page_cache=N, threads=N, all_wait, blkdev, uncached, parallel_direct, \
+     writeback, nologreplay, norecovery, fsname=NAME, dev, suid, exec, and their opposites; \
+     remount";
 
 /// Maximum number of threads that write file data at the same time; a larger number is reduced.
 pub(super) const THREADS_MAX: usize = 64;
@@ -44,6 +45,8 @@ pub(crate) struct ParsedOptions {
     pub(crate) volume: MountOptions,
     pub(crate) fuse: Options,
     pub(crate) threads: Option<usize>,
+    /// Mount the block device itself, with type `fuseblk`.
+    pub(crate) blkdev: bool,
     /// The tunables that are set, in order.
     pub(crate) tunables: Vec<(String, String)>,
     /// The fixed options ([`fixed_options`]), each with the last option that set it.
@@ -118,6 +121,7 @@ impl ParsedOptions {
             }
             ("all_wait", true) => self.fuse.all_wait = true,
             ("noall_wait", true) => self.fuse.all_wait = false,
+            ("blkdev", true) => self.blkdev = true,
             ("dev", true) => self.fuse.devices = true,
             ("nodev", true) => self.fuse.devices = false,
             ("suid", true) => self.fuse.set_user_id = true,

@@ -15,9 +15,9 @@
 //! point does not make the superblock read-only.
 //!
 //! A mount that becomes read-only is committed before the command returns, as in the kernel's
-//! filesystems. Linux writes the dirty pages of a FUSE filesystem back on a remount, but does not
-//! notify its process, so the command requests the commit: through the mount, or where root has no
-//! access to the mount of another user, through its control socket.
+//! filesystems. Linux writes the dirty pages of a FUSE filesystem back on a remount, but notifies
+//! its process only with `-o blkdev`, so the command requests the commit: through the mount, or
+//! where root has no access to the mount of another user, through its control socket.
 
 use std::ffi::OsString;
 use std::io;
@@ -39,8 +39,8 @@ use crate::failure::{Completion, Failure, Outcome, io_text};
 use crate::output::notes::Notes;
 
 /// Options of the mount table that belong to the FUSE connection.
-const OF_THE_CONNECTION: [&str; 5] =
-    ["user_id=", "group_id=", "max_read=", "rootmode=", "subtype="];
+const OF_THE_CONNECTION: [&str; 6] =
+    ["user_id=", "group_id=", "max_read=", "blksize=", "rootmode=", "subtype="];
 
 /// Maximum time that root waits for the process of another user, which may not want to commit.
 const COMMIT_LIMIT: Duration = Duration::from_mins(1);
@@ -56,10 +56,10 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
     let mounts = mounts::read().map_err(|error| Failure::io("/proc/self/mountinfo", &error))?;
     let path = mountpoint.canonicalize().unwrap_or_else(|_| PathBuf::from(mountpoint));
     let mount =
-        mounts::topmost(&mounts, &path).filter(|mount| mount.kind == butternut_fuse::FS_TYPE);
+        mounts::topmost(&mounts, &path).filter(|mount| butternut_fuse::is_own_type(&mount.kind));
     let Some(mount) = mount else {
         return Err(Failure::new(shown, "is not mounted by butternut")
-            .hint("`findmnt -t fuse.butternut` lists the mounts"));
+            .hint("`findmnt -t fuse.butternut,fuseblk.butternut` lists the mounts"));
     };
     let mut all = vec![current_options(mount)];
     all.extend(lists.iter().map(changeable));

@@ -1,0 +1,256 @@
+//! `mount -o blkdev`: sync(2), syncfs(2) and umount(2) reach the process of the mount, and the
+//! kernel's claim on the device keeps every other user away.
+
+use super::command::{butternut, shell};
+use super::image::kernel_tests_enabled;
+use super::mount::{MountPoint, own_copy};
+use super::mount_end::run_in_namespace;
+
+/// Runs a script with a loop device L over own.img, and the mount points m1, m2, m3 and k. In the
+/// script, `mounted WORDS` mounts L on m1 and sets D to the process of the mount, `saved FILE`
+/// prints what a copy of the device has, and `refused WORDS` prints the message of a command that
+/// must fail. Returns the output, with the path of the device replaced by `L`.
+fn run_on_loop(script: &str) -> String {
+    run_in_namespace(&format!(
+        "mkdir m3 k; L=; D=none
+         undo() {{ umount -l m1 m2 m3 k; [ $D = none ] || kill -9 $D; losetup -d $L; }}
+         trap \"{{ undo || true; }} 2>ignored\" EXIT
+         L=$(losetup -f --show own.img)
+         mounted() {{ $B mount -o blkdev,commit=3600 \"$@\" $L m1; D=$(daemon); }}
+         saved() {{
+             cp --sparse=always own.img copy.img
+             $B cat copy.img $1 2>errors || echo none
+         }}
+         refused() {{
+             if \"$@\" >out 2>errors; then echo not refused: \"$@\"; else cat errors; fi
+         }}
+         free() {{ mkfs.btrfs -q -f $L; mount $L k; umount k; echo free; }}
+         {{
+             {script}
+         }} >output
+         [ $D = none ] || ended $D
+         sed \"s:/dev/loop[0-9]*:L:g; s:$PWD/::g; s:process [0-9]*:process N:\" output"
+    ))
+}
+
+#[test]
+fn syncfs_and_sync_make_written_data_durable() {
+    if !kernel_tests_enabled("syncfs_and_sync_make_written_data_durable") {
+        return;
+    }
+    // `sync -f` is syncfs(2), and `sync` is sync(2).
+    for (options, how) in [("rw", "sync -f m1"), ("writeback", "sync -f m1"), ("rw", "sync")] {
+        let output = run_on_loop(&format!(
+            "mounted -o {options}
+             findmnt -no FSTYPE,SOURCE m1
+             echo text >m1/new; echo unsaved: $(saved /new)
+             {how}
+             echo saved: $(saved /new)
+             echo other >m1/other; {how}
+             kill -9 $D; ended $D; umount -l m1; D=none
+             $B cat $L /new /other"
+        ));
+        let expected = "fuseblk.butternut L\nunsaved: none\nsaved: text\ntext\nother\n";
+        assert_eq!(output, expected, "{options} {how}");
+    }
+}
+
+#[test]
+fn umount_8_returns_after_the_commit() {
+    if !kernel_tests_enabled("umount_8_returns_after_the_commit") {
+        return;
+    }
+    for options in ["rw", "writeback", "uncached"] {
+        let output = run_on_loop(&format!(
+            "for n in 1 2 3; do
+                 mounted -o {options}
+                 mkdir m1/gone; (cd m1/gone; rmdir ../gone)
+                 head -c 3M /dev/urandom >m1/data; cp m1/data data$n; echo $n >m1/new
+                 umount m1
+                 echo saved: $(saved /new)
+                 # The process writes no more, so the kernel may mount the device now.
+                 mount $L k; cmp data$n k/data; cat k/new; echo kernel >k/kernel; umount k
+                 ended $D; D=none
+             done
+             btrfs check --check-data-csum $L >log 2>&1 || cat log
+             $B cat $L /kernel"
+        ));
+        let expected = "saved: 1\n1\nsaved: 2\n2\nsaved: 3\n3\nkernel\n";
+        assert_eq!(output, expected, "{options}");
+    }
+}
+
+#[test]
+fn the_device_is_refused_to_others_while_it_is_mounted() {
+    if !kernel_tests_enabled("the_device_is_refused_to_others_while_it_is_mounted") {
+        return;
+    }
+    let output = run_on_loop(
+        "mounted; echo text >m1/new
+         refused mount -t btrfs $L k | grep -o \"already mounted\"
+         refused mkfs.btrfs -q -f $L | grep -o \"Device or resource busy\"
+         refused $B mkdir $L /other; refused $B mkdir own.img /other
+         umount m1; ended $D; D=none
+         $B cat $L /new; free",
+    );
+    let hint = "(unmount it, or wait until it is free)";
+    let expected = format!(
+        "already mounted\nDevice or resource busy\n\
+         butternut: L: is busy: the kernel has mounted L on m1 {hint}\n\
+         butternut: own.img: is busy: process N (butternut) has it open {hint}\n\
+         text\nfree\n"
+    );
+    assert_eq!(output, expected);
+}
+
+#[test]
+fn a_device_that_others_use_is_refused() {
+    if !kernel_tests_enabled("a_device_that_others_use_is_refused") {
+        return;
+    }
+    let output = run_on_loop(
+        "mount $L k; refused $B mount -o blkdev $L m1; umount k
+         $B mount own.img m2; refused $B mount -o blkdev $L m1 | grep -o \"busy: process.*open\"
+         $B umount m2; mounted; $B umount m1; free",
+    );
+    let hint = "(unmount it, or wait until it is free)";
+    let expected = format!(
+        "butternut: L: is busy: the kernel has mounted L on k {hint}\n\
+         busy: process N (butternut) has it open\nfree\n"
+    );
+    assert_eq!(output, expected);
+}
+
+#[test]
+fn several_concurrent_mounts_are_one_mount() {
+    if !kernel_tests_enabled("several_concurrent_mounts_are_one_mount") {
+        return;
+    }
+    let output = run_on_loop(
+        "for n in $(seq 8); do
+             for m in m1 m2 m3; do
+                 $B mount -o blkdev $L $m 2>errors.$m &
+             done
+             $B mkdir $L /dir$n 2>errors.mkdir & wait
+             for m in m1 m2 m3; do
+                 getfattr --only-values -n butternut.daemon $m 2>/dev/null && echo || true
+             done | sort -u >daemons
+             [ $(wc -l <daemons) -le 1 ] || cat daemons
+             for m in m1 m2 m3; do findmnt $m >out && $B umount -q $m; done; true
+         done
+         btrfs check --check-data-csum $L >log 2>&1 || cat log; free",
+    );
+    assert_eq!(output, "free\n");
+}
+
+#[test]
+fn errors_leave_the_device_free() {
+    if !kernel_tests_enabled("errors_leave_the_device_free") {
+        return;
+    }
+    let output = run_on_loop(
+        "refused $B mount -o blkdev,subvol=none $L m1
+         free
+         dd if=/dev/zero of=$L bs=1M count=65 conv=fsync 2>log
+         refused $B mount -o blkdev $L m1 | grep -o \"the volume cannot be opened\"
+         free
+         losetup -d $L; L=$(losetup -f --show --read-only own.img)
+         refused $B mount -o blkdev $L m1
+         $B mount -o blkdev,ro $L m1; findmnt -no FSTYPE,FS-OPTIONS m1 | cut -d , -f 1
+         umount m1; findmnt m1 || echo unmounted",
+    );
+    let expected = "butternut: L: no subvolume none (`butternut subvolume list` shows what there \
+         is)\nfree\nthe volume cannot be opened\nfree\n\
+         butternut: L: cannot be mounted: permission denied (a read-only device needs -o ro)\n\
+         fuseblk.butternut ro\nunmounted\n";
+    assert_eq!(output, expected);
+}
+
+#[test]
+fn only_root_mounts_a_block_device_and_nothing_else() {
+    if !kernel_tests_enabled("only_root_mounts_a_block_device_and_nothing_else") {
+        return;
+    }
+    let (scratch, mount_point) = (tempfile::tempdir().unwrap(), MountPoint::new());
+    let image = own_copy(&scratch);
+    let path = image.to_str().unwrap();
+    let message = butternut(&["mount", "-o", "blkdev", path, mount_point.name()]).failure();
+    let why = "is not a block device, which -o blkdev needs (attach an image file to a loop device \
+               with losetup(8), or mount without -o blkdev)";
+    assert_eq!(message, format!("butternut: {path}: {why}"));
+    let (program, dir) = (env!("CARGO_BIN_EXE_butternut"), scratch.path().display());
+    let output = shell(&format!(
+        "chmod 755 {dir}; cp {program} {dir}/butternut; mkdir {dir}/m; chown nobody {dir}/m
+         setpriv --reuid=nobody --regid=nogroup --clear-groups \
+             {dir}/butternut mount -o blkdev {path} {dir}/m 2>&1 || true"
+    ));
+    assert_eq!(output, "butternut: option blkdev: needs root (mount without -o blkdev)\n");
+    // Root of another user namespace has no block devices.
+    let output = run_on_loop("refused unshare --user --map-root-user $B mount -o blkdev $L m1");
+    assert!(output.contains("needs CAP_SYS_ADMIN in the initial user namespace"), "{output}");
+}
+
+#[test]
+fn commands_work_on_a_mount_of_a_block_device() {
+    if !kernel_tests_enabled("commands_work_on_a_mount_of_a_block_device") {
+        return;
+    }
+    let output = run_on_loop(
+        "mount $L k; btrfs -q subvolume create k/a; mkdir k/a/deep; umount k
+         mounted -o subvol=a; cd m1; $B stats . | grep -c commits; cd ..
+         $B ctl m1 nosec=off; $B ctl m1 nosec
+         cat /sys/class/bdi/$(mountpoint -d m1)-fuseblk/read_ahead_kb
+         echo one >m1/file; $B filesystem sync m1; echo saved: $(saved /a/file)
+         # Further mounts, of other subvolumes, with their own flags.
+         $B mount $L m2; $B mount -o ro,subvol=a $L m3
+         cat m2/a/file m3/file; refused touch m3/new | grep -o Read-only
+         # A remount, also with the options that mount(8) adds.
+         $B mount -o remount,ro,$(findmnt -no OPTIONS m1) $L m1 2>&1
+         $B mount -o remount,ro $L m2; findmnt -no FS-OPTIONS m1 | cut -d , -f 1
+         umount m3; $B mount -o subvol=a $L m3; cat m3/file
+         $B mount -o remount,rw $L m2; echo two >m2/two
+         # The last mount point releases the volume.
+         umount m1; umount m3; [ -d /proc/$D ] && echo served
+         $B umount --json m2 | grep -o true
+         ended $D; D=none; $B cat $L /two",
+    );
+    let expected = "1\noff\n4096\nsaved: one\none\none\nRead-only\nro\none\nserved\ntrue\ntwo\n";
+    assert_eq!(output, expected);
+}
+
+#[test]
+fn the_helpers_of_mount_8_mount_a_block_device() {
+    if !kernel_tests_enabled("the_helpers_of_mount_8_mount_a_block_device") {
+        return;
+    }
+    let output = run_on_loop(
+        "ln -s $B mount.fuseblk.butternut; ln -s $B umount.fuseblk.butternut
+         ./mount.fuseblk.butternut $L $PWD/m1 -o rw,noauto,subvol=/; D=$(daemon)
+         findmnt -no FSTYPE m1; echo text >m1/new
+         ./mount.fuseblk.butternut $L $PWD/m1 -o remount,ro
+         refused touch m1/new | grep -o Read-only
+         ./umount.fuseblk.butternut $PWD/m1
+         ended $D; D=none
+         $B cat $L /new",
+    );
+    assert_eq!(output, "fuseblk.butternut\nRead-only\ntext\n");
+}
+
+#[test]
+fn a_signal_commits_and_ends_a_mount_of_a_block_device() {
+    if !kernel_tests_enabled("a_signal_commits_and_ends_a_mount_of_a_block_device") {
+        return;
+    }
+    let output = run_on_loop(
+        "mounted; echo text >m1/new
+         kill -TERM $D; ended $D; D=none
+         findmnt m1 || echo unmounted
+         $B cat $L /new
+         mounted; echo more >m1/more; exec 7>m1/open
+         kill -TERM $D; while findmnt m1 >out; do sleep .05; done
+         echo late >&7; exec 7>&-
+         ended $D; D=none
+         $B cat $L /more /open; free",
+    );
+    assert_eq!(output, "unmounted\ntext\nmore\nlate\nfree\n");
+}
