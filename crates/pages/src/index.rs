@@ -204,9 +204,7 @@ impl Index {
     ) -> PageWrite {
         let (number, slot) = locate(page);
         let Some(group) = self.groups.get_mut(&number) else { return PageWrite::Absent };
-        let is_under_writeback = group.state(slot).is_under_writeback();
         let Some(frame) = group.frame_mut(slot) else { return PageWrite::Absent };
-        debug_assert!(!is_under_writeback || frame.is_shared(), "law 3 of the crate");
         if frame.is_shared() {
             let Some(mut other) = spare.take() else { return PageWrite::NoFrame };
             if bytes.len() < FRAME_BYTES
