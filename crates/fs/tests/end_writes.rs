@@ -22,7 +22,7 @@ fn nothing_is_written_after_the_end_of_writes() {
         for _ in 0..4 {
             scope.spawn(|| (0..50).for_each(|_| fs.sync().unwrap()));
         }
-        file.write_at(0, &[7; 1 << 20]).unwrap();
+        file.write_at(0, &vec![7; 1 << 20]).unwrap();
         fs.end_writes().unwrap();
         let written = volume.devices()[0].counters().now();
         let copy = volume.copy();
