@@ -5,19 +5,10 @@
 mod loops;
 
 use butternut_device::{Device, DeviceError, FileDevice, Holder, OpenDevice, OpenError, Sharing};
-use loops::{Image, LoopDevice, Mount, run};
+use loops::{Image, LoopDevice, Mount, READ, WRITE, run};
 use std::path::Path;
 use std::process::Command;
 
-const READ: OpenDevice = OpenDevice {
-    writable: false,
-    offset: 0,
-    bytes: None,
-    direct: true,
-    sharing: Sharing::Locked,
-    mounted: None,
-};
-const WRITE: OpenDevice = OpenDevice { writable: true, ..READ };
 const UNLOCKED: OpenDevice = OpenDevice { sharing: Sharing::Unlocked, ..READ };
 
 fn refusal(path: &Path, how: &OpenDevice) -> OpenError {

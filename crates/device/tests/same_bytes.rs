@@ -10,9 +10,9 @@
 
 mod loops;
 
-use butternut_device::{DeviceError, FileDevice, OpenDevice, OpenError, Sharing};
+use butternut_device::{DeviceError, FileDevice, OpenDevice, OpenError};
 use butternut_undo::MountGuard;
-use loops::{LoopDevice, run};
+use loops::{LoopDevice, READ, WRITE, run};
 use rustix::fs::inotify;
 use std::ffi::CString;
 use std::fs;
@@ -20,16 +20,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-const READ: OpenDevice = OpenDevice {
-    writable: false,
-    offset: 0,
-    bytes: None,
-    direct: true,
-    sharing: Sharing::Locked,
-    mounted: None,
-};
-const WRITE: OpenDevice = OpenDevice { writable: true, ..READ };
 
 const IMAGE_BYTES: u64 = 128 << 20;
 /// Where the second volume of an image begins.

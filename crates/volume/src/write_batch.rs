@@ -78,11 +78,8 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
         self.parts.sort_unstable_by_key(|part| {
             (part.layout.logical(), part.segment.first_mirror, part.segment.stripe_offset)
         });
-        let overlap = self.parts.windows(2).find(|pair| match pair {
-            [before, after] => overlaps(before, after),
-            _ => false,
-        });
-        assert!(overlap.is_none(), "writes of a batch overlap: {overlap:?}");
+        let is_apart = self.parts.is_sorted_by(|before, after| !overlaps(before, after));
+        assert!(is_apart, "writes of a batch overlap");
     }
 
     /// Adds a write. Adds nothing if it cannot be written to every mirror.

@@ -1,12 +1,23 @@
-//! Image files and loop devices for tests, removed when dropped.
+//! Image files and loop devices for tests, removed when dropped, and how they are opened.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers are tests")]
 
+use butternut_device::{OpenDevice, Sharing};
 use butternut_undo::{LoopGuard, MountGuard};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
+
+pub(crate) const READ: OpenDevice = OpenDevice {
+    writable: false,
+    offset: 0,
+    bytes: None,
+    direct: true,
+    sharing: Sharing::Locked,
+    mounted: None,
+};
+pub(crate) const WRITE: OpenDevice = OpenDevice { writable: true, ..READ };
 
 pub(crate) struct Image(tempfile::NamedTempFile);
 

@@ -50,11 +50,9 @@ pub(crate) fn plan<'a>(
     items.sort_by_key(|item| item.start);
     fill_gaps(&mut items, covered);
     join_neighbours(&mut items);
-    let overlap = items.windows(2).find(|pair| match pair {
-        [before, after] => before.end() > after.start || before.start == after.start,
-        _ => false,
-    });
-    assert!(overlap.is_none(), "extent items overlap: {overlap:?}");
+    let is_apart = items
+        .is_sorted_by(|before, after| before.end() <= after.start && before.start != after.start);
+    assert!(is_apart, "extent items overlap: {items:?}");
     Ok(difference(old, items))
 }
 

@@ -53,7 +53,6 @@ use butternut_sys::lock::{Mark, rank};
 use butternut_volume::VolumeError;
 use context::Commit;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use zerocopy::FromZeros;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -92,9 +91,7 @@ impl Forest {
     pub fn end_commits(&self) -> Result<(), TreeError> {
         let running = self.running()?;
         // Waits for a commit that another thread has begun.
-        let guard = running.committing.lock();
-        running.has_ended.store(true, Ordering::Release);
-        drop(guard);
+        *running.committing.lock() = true;
         Ok(())
     }
 
@@ -102,8 +99,8 @@ impl Forest {
         debug_assert!(!Mark::<rank::Handle>::is_held(), "a commit waits for all handles");
         let (running, log) = (self.running()?, self.log()?);
         let target = running.gate.generation();
-        let _guard = running.committing.lock();
-        if running.has_ended.load(Ordering::Acquire) {
+        let has_ended = running.committing.lock();
+        if *has_ended {
             return Ok(running.gate.committed());
         }
         if running.gate.committed() >= target {

@@ -42,7 +42,7 @@ use butternut_sys::lock::{Mutex, MutexGuard, RwLock, rank};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The trees that every commit may change.
 const COMMIT_TREES: [TreeId; 6] = [
@@ -114,10 +114,8 @@ pub(crate) struct Running {
     super_block: Mutex<RawSuperBlock, rank::NextSuperBlock>,
     pub(crate) read_epochs: Arc<ReadEpochs>,
     pub(crate) discards: Arc<Discards>,
-    /// Held during a commit (law 5 of `commit`).
-    pub(crate) committing: Mutex<(), rank::Commit>,
-    /// Nothing is committed any more. Set with `committing` locked.
-    pub(crate) has_ended: AtomicBool,
+    /// Held during a commit (law 5 of `commit`). Whether commits have ended.
+    pub(crate) committing: Mutex<bool, rank::Commit>,
 }
 
 impl std::fmt::Debug for Running {
@@ -169,7 +167,6 @@ impl Running {
             read_epochs,
             discards,
             committing: Mutex::default(),
-            has_ended: AtomicBool::new(false),
             params,
         };
         block_groups::load(trees, &running.params, &running.space)?;

@@ -88,14 +88,9 @@ fn open(device: &Arc<HeldDiscards>, commits_for_space: bool) -> Arc<Forest> {
 fn fill(forest: &Arc<Forest>) -> Vec<Range<u64>> {
     let mut extents = Vec::new();
     while let Ok(space) = forest.allocate_data(4096, 16 << 20, Cluster(1), Wait::Block) {
-        let range = space.addresses();
         let handle = forest.join(Need::items(1)).expect("space for an item");
-        handle.add_data_extent(
-            Logical(range.start),
-            range.end - range.start,
-            reference(range.start),
-        );
-        extents.push(range);
+        handle.add_data_extent(space.start(), space.bytes(), reference(space.start().0));
+        extents.push(space.addresses());
     }
     forest.commit().expect("a commit");
     assert!(
@@ -309,11 +304,7 @@ fn a_reservation_commits_again_while_others_take_what_its_commits_free() {
         {
             // Another thread had it first, and has freed it since.
             let handle = forest.join(Need::items(1)).expect("space for an item");
-            handle.add_data_extent(
-                Logical(range.start),
-                range.end - range.start,
-                reference(range.start),
-            );
+            handle.add_data_extent(Logical(range.start), bytes, reference(range.start));
             handle.drop_data_ref(Logical(range.start), bytes, reference(range.start));
             return Ok(running.space.allocate_unreserved(Class::Data, request));
         }
