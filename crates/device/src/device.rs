@@ -45,10 +45,10 @@ pub trait Device: Debug + Send + Sync {
     /// The write fails, the range is beyond the end, or the device is read-only.
     fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError>;
 
-    /// Writes several slices contiguously, as one write.
+    /// Writes several slices contiguously. They count as one write.
     ///
     /// # Errors
-    /// As of [`Device::write_at`].
+    /// The same as those of [`Device::write_at`]. Any of the slices may have been written then.
     fn write_vectored_at(&self, offset: u64, slices: &[&[u8]]) -> Result<(), DeviceError> {
         match slices {
             [one] => self.write_at(offset, one),

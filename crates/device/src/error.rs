@@ -1,5 +1,5 @@
-//! [`DeviceError`]: why a device could not carry out a request. `Clone`, because one failed read
-//! may be the result of several requests above.
+//! [`DeviceError`]: why a device could not carry out a request. It can be cloned, because the
+//! callers of one device request may have several requests that fail with it.
 
 use crate::device::Device;
 use butternut_sys::errno::Errno;
@@ -49,7 +49,8 @@ pub enum DeviceError {
     },
     #[error("no device has number {index}")]
     NoDevice { index: usize },
-    /// The initial result of a [`ReadInto`](crate::ReadInto), until its batch has run.
+    /// The initial result of a [`ReadInto`](crate::ReadInto) or a [`WriteFrom`](crate::WriteFrom),
+    /// until its batch has run.
     #[error("the request has not been run")]
     NotRun,
 }

@@ -28,7 +28,8 @@
 //! threads nor on order.
 //!
 //! Rules may be added and removed while requests run. They apply in the order in which they were
-//! added; errors come before damage. Flush errors ignore the range.
+//! added; errors come before damage, and of several rules that damage a write only the first
+//! applies. Flush errors ignore the range. Discards have no faults.
 
 use crate::counters::Counters;
 use crate::device::Device;

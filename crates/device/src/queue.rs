@@ -3,13 +3,14 @@
 //! | device | the kernel provides a ring | it does not, or [`RingUse::Never`] |
 //! |---|---|---|
 //! | file or block device | one ring for all of them | threads of the process-wide pool |
-//! | any other | on the calling thread, in `submit` or `run` | the same |
+//! | any other | on the calling thread, in `submit` or `run` | the same; `run` uses the pool too |
 //!
 //! 1. At most `depth` requests are submitted and not yet polled; `submit` returns any further
 //!    request.
 //! 2. Every request completes exactly once; requests complete in any order.
 //! 3. A failure is the result of its own request and of no other.
-//! 4. Results and counters are the same with a ring and without.
+//! 4. Results and counters are the same with a ring and without, except that a durable write
+//!    ([`WriteFrom::is_durable`]) counts one flush more without a ring.
 //! 5. Direct transfers that are not aligned use bounce buffers: the ring bounces borrowed requests
 //!    up to a size, the device's own blocking calls bounce the rest. Discards block as well,
 //!    because no ring operation for them exists on all supported kernels.
@@ -17,7 +18,8 @@
 //!    poll the completions of requests that another thread submitted, without any action of that
 //!    thread (law 8 of [`butternut_sys::ring`]). Dropping a queue pair waits for the requests in
 //!    flight.
-//! 7. A write from several slices or buffers is one write of the device, and one completion.
+//! 7. A write from several slices or buffers counts once and completes once. The ring sends it to
+//!    the device as one write; the blocking call of a file writes the slices one after the other.
 //! 8. Neither rings nor threads survive a fork: a process must create its queue pairs itself.
 
 mod bounce;

@@ -15,14 +15,15 @@
 //! | a write after that flush | complete, absent or torn, each independently |
 //! | a torn write | any subset of its aligned 512-byte sectors, or of its 4096-byte blocks |
 //! | two such writes to the same bytes | either one may be the later |
-//! | a discard after that flush | applied or not; if applied, the range holds junk |
+//! | a discard after that flush | applied or not; if applied, the range holds junk (below) |
 //! | a write after the position | absent |
 //!
 //! A flush that was issued and did not return guarantees nothing: this is the crash just before it.
-//! [`Device`] has no FUA writes: a durable write is a write and a flush. Not modelled are a device
-//! that returns from a flush too early, and 512-byte sectors that tear.
+//! [`Device`] has no FUA writes: a durable write is a write and a flush. The model has no device
+//! that returns from a flush too early, and no 512-byte sector that tears.
 //!
-//! A discarded range reads as junk from then on, in the recording too ([`Device::discard`]).
+//! The first and the last MiB of a discarded range read as junk from then on, in the recording too.
+//! The bytes between them stay as they are. [`Device::discard`] allows both.
 
 mod crashes;
 mod image;

@@ -16,8 +16,10 @@
 //!
 //! Laws, for each entry of [`InodeRefs`] and [`InodeExtrefs`]:
 //!
-//! 1. The entry with its name is inside the item, and an item has at least one entry.
+//! 1. The entry with its name is inside the item.
 //! 2. A name has 1 to 255 bytes, none of them `/` or NUL.
+//!
+//! [`crate::check`] checks what depends on the key (the hash), and that no item is empty.
 //!
 //! `append_to` encodes an entry; [`without_ref`] and [`without_extref`] remove one from an item.
 

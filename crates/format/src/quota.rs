@@ -18,7 +18,8 @@
 //! rest.
 //!
 //! 1. Keys: status (0, `QGROUP_STATUS`, 0), info and limit (0, type, group), relation (one group,
-//!    `QGROUP_RELATION`, the other group), which is empty and exists in both directions.
+//!    `QGROUP_RELATION`, the other group). A relation is empty, and its groups have different
+//!    levels. It exists in both directions, which one item alone does not show.
 //! 2. `version` is 1. `enable_gen` exists if simple quotas were ever enabled; extents of older
 //!    generations are charged to no group.
 

@@ -43,6 +43,8 @@
 //!    each other without gaps; each keeps the laws of chunks and has the type system.
 //! 7. Every `incompat` feature is supported ([`crate::feature`]), and the features that it requires
 //!    are set: a block group tree requires no-holes and a valid free space tree.
+//! 8. `bytes_used` is at least six nodes, `total_bytes` is not 0, `stripesize` is a power of two,
+//!    and the number of devices is from 1 to 2^31. The chunk root is not newer than the superblock.
 
 use crate::checksum::ChecksumKind;
 use crate::chunk::{BlockGroupFlags, Chunk};

@@ -3,7 +3,8 @@
 //! 1. The block has the volume's node size, and its checksum covers everything except the checksum
 //!    field.
 //! 2. In the header, the address, generation, level and owner match the parent's pointer. The id is
-//!    that of the volume, the WRITTEN flag is set, and the back reference revision is mixed.
+//!    that of the volume or of one of its seeds, the WRITTEN flag is set, and the back reference
+//!    revision is mixed.
 //! 3. Keys strictly increase from slot to slot. The first is not all zero, and equals the key in
 //!    the parent's slot. The last is below the key of the parent's next slot, or of the nearest
 //!    ancestor that has a next slot: a search for its key reaches every item, and a walk from leaf
