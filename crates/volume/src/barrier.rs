@@ -4,23 +4,26 @@
 //! before the superblock is written, and the superblock is durable when the commit returns.
 //!
 //! Laws:
-//! 1. All devices of the volume take part. A device that fails is counted and reported. The call
-//!    succeeds if the volume is complete without it ([`crate::tolerance`]), and fails otherwise.
+//! 1. All devices of the volume take part, except seeds. A device that fails is counted and
+//!    reported. The call succeeds if the volume is complete without it ([`crate::tolerance`]), and
+//!    fails otherwise.
 //! 2. Each device's superblock contains that device's own item, with the sizes that
 //!    [`Volume::install_device`] last installed. So a caller that changes a device item installs it
 //!    before the superblock is written. The superblock of a log contains the item of the last
 //!    commit: what was installed since is part of a transaction that may never be complete.
-//! 3. The first copies are written before the others. If one of them fails, the others are not
-//!    written and still name the last commit. Where only the first copies name a log, they are
-//!    written last, when the others are durable: at any time, a copy that is not being written has
-//!    everything that was synced ([`Volume::write_super_after_log`]).
+//! 3. The first copies are written before the others. If one of them fails, the other copies of
+//!    that device are not written and still name the last commit; if the failure is not tolerated,
+//!    no other copy is written. Where only the first copies name a log, they are written last, when
+//!    the others are durable: at any time, a copy that is not being written has everything that was
+//!    synced ([`Volume::write_super_after_log`]).
 //! 4. A write over data that the last commit refers to (in place, as for `nodatacow` files) is
 //!    durable only after a flush that began after it. No commit may follow such a write, so the
 //!    volume counts them ([`Volume::note_in_place`]), and a sync that finds nothing to commit
 //!    flushes if there was one since the last flush ([`Volume::flush_in_place`]).
-//! 5. Superblock copies that would not end inside the device do not exist, as in the kernel.
+//! 5. The second and third superblock copy exist only if they end before the end of the device, as
+//!    in the kernel.
 //! 6. A device whose last flush failed gets no new superblock: its old one names blocks that the
-//!    device has. A device whose later superblock copies fail is not lost.
+//!    device has. A device whose second or third superblock copy fails is not lost.
 //! 7. A device that became shorter than its device item has failed for as long as the volume is
 //!    open, even if later writes make it longer again.
 //! 8. [`Volume::check_own_supers`] finds a superblock that another writer has changed. From then on
@@ -297,8 +300,8 @@ impl Volume {
             .is_some_and(|member| member.device.write_cache().durable_write_flushes)
     }
 
-    /// Writes the first copies of each superblock. With `is_durable`, each is durable once it is
-    /// written.
+    /// Writes at most `copies_max` copies of the superblock on each device, the first ones. With
+    /// `is_durable`, each is durable once it is written.
     fn write_super_copies(
         &self,
         raw: &RawSuperBlock,
@@ -326,7 +329,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Composes the first copies of the superblock of every device that has not failed.
+    /// Composes at most `copies_max` copies of the superblock for every device whose last flush has
+    /// not failed.
     fn super_copies(
         &self,
         raw: &RawSuperBlock,

@@ -24,9 +24,10 @@
 //! 7. Any thread with `&mut` may poll, whichever thread queued. It sees completions at once if the
 //!    queueing thread waits or sleeps, and at that thread's next timer tick if it computes. A ring
 //!    without this delay interrupts the thread for every completion, which was measured to be half
-//!    of all CPU time of random 4 KiB reads at depth 64.
-//! 8. Memory that a device cannot access directly (borrowed, at an unaligned address) is
-//!    transferred synchronously by the thread that queues.
+//!    of all CPU time of random 4 KiB reads at depth 64. A queue with an event has such a ring,
+//!    because the thread that waits for the event may not be the one that queues.
+//! 8. Over a ring, memory that a device cannot access directly (borrowed, at an unaligned address)
+//!    is transferred synchronously by the thread that queues.
 //! 9. Requests in flight at the same time complete in any order. A caller that writes a range waits
 //!    for other requests in flight on that range first.
 //! 10. A queue serves the volume that it was made for. With another volume every call is refused
@@ -118,10 +119,10 @@ pub struct DataDone {
 pub enum SubmitError {
     /// There are not enough free slots for its device requests. The caller polls first.
     Full,
-    /// It is not contiguous on its devices, or no mirror's device is present. The caller uses
-    /// [`Volume::read_data`] or [`Volume::write_data`].
+    /// It is not contiguous on its devices, or every mirror of a read is missing or known to be
+    /// stale. The caller uses [`Volume::read_data`] or [`Volume::write_data`].
     Split,
-    /// Those refuse it, too.
+    /// [`Volume::read_data`] and [`Volume::write_data`] refuse it, too.
     Refused(Box<VolumeError>),
 }
 

@@ -1,8 +1,8 @@
 //! The attributes of each profile: a table with one row for each, like `btrfs_raid_array` in the
 //! kernel.
 //!
-//! All code above uses the table; none compares profiles by name. [`crate::stripe`] maps addresses
-//! to the stripes of a profile.
+//! Reads, writes and the placement of chunks use the table and compare no profiles.
+//! [`crate::stripe`] maps addresses to the stripes of a profile, and checks their number.
 
 use butternut_format::chunk::{BlockGroupFlags, Profile};
 

@@ -47,7 +47,8 @@ impl QueuePool {
         self.run_inspecting(batch, &|_| {});
     }
 
-    /// As [`Self::run`]. Calls `look` on successful reads while others are still in flight.
+    /// Runs a batch as [`Self::run`] does, and calls `look` on successful reads while others are
+    /// still in flight.
     pub(crate) fn run_inspecting(
         &self,
         batch: &mut [ReadInto<'_>],

@@ -123,8 +123,8 @@ impl<'c, 'b> ReadBatch<'c, 'b> {
         self.run_verifying(&|_, _| false)
     }
 
-    /// As [`Self::run`]. Calls `is_good` on segments that were read while others are still in
-    /// flight.
+    /// Reads everything as [`Self::run`] does, and calls `is_good` on segments that were read while
+    /// others are still in flight.
     pub(crate) fn run_verifying(
         mut self,
         is_good: &(dyn Fn(&SegmentRead<'_>, &[u8]) -> bool + Sync),

@@ -3,8 +3,8 @@
 //! Laws:
 //! 1. Every sector that has a checksum is verified before the caller sees it. A bad sector is
 //!    replaced from another mirror or from parity.
-//! 2. A sector is reported as bad only if no mirror of it is good. The result names the bad ranges,
-//!    their bytes are zero, and the rest of the read is good.
+//! 2. A sector is reported as bad only if no mirror and no reconstruction of it is good. The result
+//!    names the bad ranges, their bytes are zero, and the rest of the read is good.
 //! 3. Sectors without checksums (`nodatasum`) are not verified. A mirror that cannot be read is
 //!    still replaced.
 

@@ -5,7 +5,9 @@
 //! 1. A range is given up only after every source was tried: each mirror, and every reconstruction
 //!    from its full stripe that leaves out at most as many elements as there are parities. With two
 //!    parities that includes leaving out one more element that reads well, each in turn: it may be
-//!    corrupt too, and only the checksum of the result can tell.
+//!    corrupt too, and only the checksum of the result can tell. Data without checksums is not read
+//!    from a mirror that may be stale (law 4 of [`crate::tolerance`]), and one reconstruction of it
+//!    is tried. For a block in several segments the number of combinations is limited (`block`).
 //! 2. A mirror that cannot be read as a whole is read again sector by sector, so that one bad
 //!    sector loses nothing else.
 //! 3. The result is verified like the first read.

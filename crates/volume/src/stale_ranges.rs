@@ -6,7 +6,7 @@
 //!    removed when a later write of it succeeds here.
 //! 2. At most [`RANGES_MAX`] ranges are kept. If one more is needed, the record is incomplete from
 //!    then on: other ranges may be stale, too.
-//! 3. A reader of a device without stale ranges takes no lock.
+//! 3. A reader of a device that has had no stale range takes no lock.
 
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::collections::BTreeMap;

@@ -2,10 +2,11 @@
 //!
 //! A chunk consists of full stripes, each of [`STRIPE_BYTES`] (64 KiB) for every element. With `d`
 //! data elements, byte `o` of the chunk is in full stripe `o / (64K d)`, element `(o / 64K) % d`.
-//! `n` is the number of stripes of the chunk, `p` the number of parities.
+//! `n` is the number of stripes of the chunk, `p` the number of parities. `raid1*` is one of raid1,
+//! raid1c3 and raid1c4.
 //!
 //! ```text
-//! single, dup, raid1..4   d = 1         every stripe holds every byte, at offset `o`
+//! single, dup, raid1*     d = 1         every stripe holds every byte, at offset `o`
 //! raid0                   d = n         element e is on stripe e
 //! raid10                  d = n / 2     element e is on stripes 2e and 2e + 1
 //! raid5, raid6            d = n - p     element e of full stripe r is on stripe (r + e) % n; P and

@@ -13,8 +13,9 @@
 //! 1. A write may fail on as many mirrors as the profile tolerates failed devices. The two mirrors
 //!    of DUP are on one device: a tree block may miss one of them, because a reader can tell which
 //!    one is current; data may not.
-//! 2. A device that has failed a write or a flush since the volume was opened does not count as a
-//!    mirror when another device fails a flush: the bytes that it missed may then be on no device.
+//! 2. A device that is stale, or has failed a write or a flush since the volume was opened, does
+//!    not count as a mirror when another device fails a flush or a superblock: the bytes that it
+//!    missed may then be on no device.
 //! 3. A chunk that tolerates no failed device must not have a stripe on a device that fails a flush
 //!    or a superblock.
 //! 4. A device with failed writes or flushes on record (of this session, or in its `DEV_STATS`

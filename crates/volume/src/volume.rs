@@ -14,8 +14,9 @@
 //!    is. They are matched by devid and uuid.
 //! 2. Without `degraded`, a missing device is an error that names it. With `degraded`, the volume
 //!    opens if every chunk can be read, each by its own profile and from its own devices.
-//! 3. A device that has no device item is not read from. If it belongs to another volume, opening
-//!    fails.
+//! 3. A device of another volume that has no device item here is an error. A device of this volume
+//!    without a device item is accepted: the chunks of a valid volume do not name it, so no data is
+//!    read from it, but it is flushed and gets superblocks like the others.
 //! 4. A device that is shorter than its device item says is refused, as in the kernel: chunks may
 //!    be at its end, or be allocated there later.
 

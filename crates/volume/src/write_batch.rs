@@ -10,10 +10,11 @@
 //! 1. Parts that are adjacent on all of their stripes are one device write of at most
 //!    [`RUN_BYTES_MAX`], gathered from the caller's memory: nothing is copied here.
 //! 2. If a mirror of a run fails, each part of the run is written again by itself, so that only the
-//!    failing parts fail. A mirror with a transient error is then complete again.
+//!    failing parts fail. A mirror with a transient error is then complete again. A run of one part
+//!    that has failed by law 4 is not written again.
 //! 3. Every failed request is counted on its device.
-//! 4. A run fails if more of its mirrors fail than are tolerated (law 1 of [`crate::tolerance`]).
-//!    Fewer failures are reported, and the write succeeds.
+//! 4. A part fails if more of its mirrors fail than are tolerated (law 1 of [`crate::tolerance`]).
+//!    Otherwise the failures are reported, and the write succeeds.
 //! 5. A durable batch is one device write that flushes the device. If it fails, it is not known
 //!    whether the write failed or the flush, which a device reports once. So it counts as a failed
 //!    flush, and nothing is written again.

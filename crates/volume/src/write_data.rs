@@ -9,7 +9,8 @@
 //!    submitted as one device write.
 //! 3. A write is durable only when [`Volume::flush`] has returned after it.
 //!
-//! Writes of one batch must not overlap: the result would be undefined.
+//! Writes of one batch must not overlap: which of them the device keeps would be undefined, so the
+//! batch panics before it writes anything.
 
 use crate::chunk_map::Chunks;
 use crate::error::VolumeError;
@@ -42,8 +43,8 @@ impl Volume {
         self.write_data_meanwhile(writes, &mut || {});
     }
 
-    /// As [`Self::write_data`]. Calls `work` once on this thread, if possible while the writes are
-    /// in flight.
+    /// Writes a batch as [`Self::write_data`] does, and calls `work` once on this thread, if
+    /// possible while the writes are in flight.
     pub fn write_data_meanwhile(&self, writes: &mut [DataWrite<'_>], work: &mut dyn FnMut()) {
         let chunks = self.chunks.load();
         let mut batch = WriteBatch::new(self, &chunks, Content::Data, writes.len());

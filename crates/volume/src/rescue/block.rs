@@ -1,8 +1,8 @@
 //! Rescues a tree block from other mirrors or from parity.
 //!
 //! A block is in one segment, except on old volumes whose chunks do not begin at a multiple of the
-//! block size. There a block may span two elements of a full stripe. Then every combination of
-//! mirrors of its segments is tried.
+//! block size. There a block may span two elements of a full stripe. Then the combinations of the
+//! mirrors and reconstructions of its segments are tried, at most [`COMBINATIONS_MAX`] of them.
 
 use super::full_stripe::FullStripe;
 use super::{mirror_source, mirrors_in_order};
