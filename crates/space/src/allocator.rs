@@ -10,6 +10,9 @@
 //! 4. the shortest free run that is long enough for the request;
 //! 5. the longest free run;
 //! 6. the windows and recycled runs of all clusters, returned to their groups first.
+//!
+//! Steps 3 and 4 search the groups one after the other, from the one of the last window on, and use
+//! the first group that has such a run. Step 5 compares the groups.
 
 use crate::class::{AllocationRequest, Class};
 use crate::error::{NoSpace, SpaceError};

@@ -1,4 +1,4 @@
-//! Errors of space accounting, and the reason why a reservation was not granted.
+//! Errors of space accounting, and the reason why a reservation or an allocation was not granted.
 
 use crate::class::Class;
 use butternut_format::refused::Refused;
@@ -26,12 +26,12 @@ pub enum SpaceError {
     NoDevice { devid: u64 },
 }
 
-/// Why a reservation was not granted, and what could free space for it.
+/// Why a reservation or an allocation was not granted, and what could free space for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes of {class:?} space are not free")]
 pub struct NoSpace {
     pub class: Class,
-    /// The bytes that the caller asked to reserve.
+    /// The number of bytes that were requested.
     pub bytes: u64,
     /// Bytes that a commit would free.
     pub pinned_bytes: u64,

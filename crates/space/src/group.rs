@@ -4,8 +4,9 @@
 //! bytes = free + in windows + pinned + excluded + allocated
 //! ```
 //!
-//! `allocated` is not stored: it is the rest. `excluded` bytes are neither free nor used: they hold
-//! superblock copies, which the free space tree counts as free.
+//! `allocated` is not stored: it is the rest. `excluded` bytes are neither free nor used: those of
+//! superblock copies, which the free space tree counts as free, and on a damaged volume those that
+//! were neither used nor free when the group was added.
 
 use crate::class::Class;
 use crate::error::SpaceError;

@@ -1,8 +1,9 @@
 //! Planning a chunk: its size, its devices, its device extents and its logical address.
 //!
 //! The sizes are those of the kernel: a stripe has at most 1 GiB, a data chunk at most 10 GiB, a
-//! metadata chunk 256 MiB (1 GiB on volumes above 50 GiB), a system chunk 32 MiB. No chunk takes
-//! more than a tenth of all devices. A chunk is smaller where no hole is that long.
+//! metadata chunk 256 MiB (1 GiB on volumes above 50 GiB), a system chunk 32 MiB. A chunk has at
+//! most a tenth of the bytes of all devices. Where the limit of the chunk shortens its stripes,
+//! they are rounded up to 16 MiB. A chunk is smaller where no hole is that long.
 //!
 //! Laws:
 //! 1. A plan reserves its device extents and its address until it is cancelled or its chunk is
@@ -128,18 +129,19 @@ impl State {
     fn plan(&self, class: Class, flags: BlockGroupFlags, bytes_min: u64) -> Option<ChunkPlan> {
         let class = self.pool_class(class);
         let profile = flags.profile()?;
-        let facts = ProfileAttributes::of(profile);
+        let attributes = ProfileAttributes::of(profile);
         let own = self.devices.by_devid.values().filter(|map| !map.is_seed);
         let total: u64 = own.map(|map| map.bytes).sum();
         let (chunk_max, stripe_max) = limits(class, total);
-        let per_device = length(facts.stripes_per_device);
+        let per_device = length(attributes.stripes_per_device);
         let mut holes = holes(&self.devices, stripe_max.checked_mul(per_device)?);
         holes.retain(|hole| length_of(&hole.range) >= STRIPE_BYTES_MIN.saturating_mul(per_device));
-        let used = devices_used(facts, holes.len())?;
+        let used = devices_used(attributes, holes.len())?;
         holes.truncate(used);
         let shortest = holes.iter().map(|hole| length_of(&hole.range)).min()?;
-        let stripes = used.checked_mul(facts.stripes_per_device)?;
-        let data = length(stripes.checked_sub(facts.parities)?.checked_div(facts.copies)?);
+        let stripes = used.checked_mul(attributes.stripes_per_device)?;
+        let data =
+            length(stripes.checked_sub(attributes.parities)?.checked_div(attributes.copies)?);
         let stripe = stripe_bytes(shortest.checked_div(per_device)?, chunk_max, data)?;
         let bytes = stripe.checked_mul(data).filter(|&bytes| bytes > 0 && bytes >= bytes_min)?;
         let kinds = if self.options.is_mixed && class != Class::System {
@@ -156,9 +158,9 @@ impl State {
         let chunk = Chunk {
             logical: Logical(self.logical_end.checked_next_multiple_of(STRIPE_BYTES)?),
             bytes,
-            flags: BlockGroupFlags(facts.flag.0 | kinds),
+            flags: BlockGroupFlags(attributes.flag.0 | kinds),
             profile,
-            sub_stripes: u16::try_from(facts.sub_stripes).ok()?,
+            sub_stripes: u16::try_from(attributes.sub_stripes).ok()?,
             stripes: holes.iter().flat_map(places).collect(),
         };
         chunk.logical.checked_add(bytes)?;
@@ -190,14 +192,14 @@ fn stripe_bytes(hole: u64, chunk_max: u64, data: u64) -> Option<u64> {
 }
 
 /// Returns how many of `available` devices a profile uses; `None` if they are too few.
-fn devices_used(facts: &ProfileAttributes, available: usize) -> Option<usize> {
-    let most = if facts.is_striped {
+fn devices_used(attributes: &ProfileAttributes, available: usize) -> Option<usize> {
+    let most = if attributes.is_striped {
         available.min(DEVICES_MAX)
     } else {
-        facts.copies.checked_div(facts.stripes_per_device)?
+        attributes.copies.checked_div(attributes.stripes_per_device)?
     };
-    let used = most.checked_div(facts.sub_stripes)?.checked_mul(facts.sub_stripes)?;
-    (used >= facts.devices_min.max(1) && used <= available).then_some(used)
+    let used = most.checked_div(attributes.sub_stripes)?.checked_mul(attributes.sub_stripes)?;
+    (used >= attributes.devices_min.max(1) && used <= available).then_some(used)
 }
 
 /// Returns for each device the first hole of at least `useful` bytes, or else its longest one,

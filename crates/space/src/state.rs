@@ -209,7 +209,7 @@ impl Space {
         reclaimable
     }
 
-    /// Whether a thread panicked while it held the lock: the state may hold half a change.
+    /// Returns whether a thread panicked while it held the lock: the state may hold half a change.
     pub fn is_poisoned(&self) -> bool {
         self.shared.is_poisoned()
     }

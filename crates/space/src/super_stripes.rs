@@ -2,8 +2,9 @@
 //! allocated.
 //!
 //! The free space tree counts them as free. When the kernel loads a group, it excludes one stripe
-//! unit from each copy on, on every device extent of the chunk that holds a copy. In a chunk whose
-//! logical address lies below the first copy, it excludes everything up to the first copy too.
+//! unit (with parity, the data of one full stripe) from each copy on, on every device extent of the
+//! chunk that holds a copy. In a chunk whose logical address lies below the first copy, it excludes
+//! everything up to the first copy too.
 
 use butternut_format::chunk::STRIPE_BYTES;
 use butternut_format::super_block::COPY_OFFSETS;
@@ -44,15 +45,15 @@ pub fn excluded_ranges(layout: &Layout) -> Vec<Range<u64>> {
 
 /// Returns the logical range of the stripe unit from byte `within` of a device extent on.
 fn logical_of(layout: &Layout, place: usize, within: u64) -> Option<Range<u64>> {
-    let facts = layout.attributes();
+    let attributes = layout.attributes();
     let (row, in_row) = (within.div_euclid(STRIPE_BYTES), within.rem_euclid(STRIPE_BYTES));
     let data = length(layout.data_elements());
-    let (offset, bytes) = if facts.parities > 0 {
+    let (offset, bytes) = if attributes.parities > 0 {
         // The whole row, since its data, its parity or both lie here.
         let row_bytes = STRIPE_BYTES.checked_mul(data)?;
         (row.checked_mul(row_bytes)?.checked_add(in_row)?, row_bytes)
-    } else if facts.is_striped {
-        let element = length(place.checked_div(facts.sub_stripes)?);
+    } else if attributes.is_striped {
+        let element = length(place.checked_div(attributes.sub_stripes)?);
         let unit = row.checked_mul(data)?.checked_add(element)?;
         (unit.checked_mul(STRIPE_BYTES)?.checked_add(in_row)?, STRIPE_BYTES)
     } else {

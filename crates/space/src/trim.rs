@@ -1,7 +1,11 @@
 //! Free space that is being discarded.
 //!
-//! A trim allocates ranges, discards them and releases them, in batches: no writer can allocate
-//! them during the discard, and most of the free space stays usable meanwhile.
+//! A trim allocates free ranges of a group, discards them and releases them, in batches: no writer
+//! can allocate them during the discard, and at least half of the free space stays usable
+//! meanwhile. It reserves holes between the device extents of a device in the same way: no chunk is
+//! placed in them.
+//!
+//! Left to others: the discards (`tree`).
 
 use crate::error::SpaceError;
 use crate::free::Run;
