@@ -3,7 +3,9 @@
 //! Laws:
 //!
 //! 1. Threads that miss the same block at the same time share one read. A thread reads the block
-//!    itself only if that read failed, or if the block has already been evicted.
+//!    itself only if that read failed or was for another generation, or if the block has already
+//!    been evicted. A batch that is read ahead shares no reads: a search that meets it may read a
+//!    block once more.
 //! 2. No lock of this module is held while a device is read.
 //!
 //! Left to others: which blocks a tree has (`tree`, `cow`), searches (`search`, `cursor`).

@@ -10,14 +10,14 @@
 //!
 //! Laws:
 //!
-//! 1. The number of blocks is fixed when the cache is created: the byte limit divided by the block
-//!    size, but at least 64 blocks.
+//! 1. The maximum number of blocks is fixed when the cache is created: the byte limit divided by
+//!    the block size, in whole sets, but at least 64 blocks.
 //! 2. A hit takes no lock, allocates nothing and writes no memory that other hits write, except for
 //!    a reference bit that is still clear.
 //! 3. A block is found only under its address and its generation: an address that was freed and
 //!    written again never returns the old contents.
 //!
-//! Left to others: reading absent blocks (`forest`).
+//! Left to others: reading absent blocks (`blocks`).
 
 use crate::Block;
 use arc_swap::{ArcSwapOption, Guard};

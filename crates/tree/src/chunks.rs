@@ -10,10 +10,10 @@
 //!    inserts its item to the commit that removes it.
 //! 3. The device extents of a removed chunk are not reused before the commit that removed it is
 //!    complete.
-//! 4. A commit removes an empty group if others of its kind have enough free space, and never one
-//!    whose bytes are reserved, or which has extents although it counts as empty. It keeps the last
-//!    group of a kind, except where a resize or a lack of space for another class requires its
-//!    removal.
+//! 4. A commit removes an empty group if the others of its class have enough free space, and never
+//!    one whose bytes are reserved, or which has extents although it counts as empty. It keeps the
+//!    last group of a type and profile, except where a resize or a lack of space for another class
+//!    requires its removal.
 //! 5. The stripes of a new chunk overlap no stripe of another chunk. The device extents are
 //!    compared with the stripes when a volume is opened for writing (`device_extents`).
 
@@ -124,7 +124,7 @@ impl Commit<'_> {
         Ok(())
     }
 
-    /// Whether the other groups of its kind have at least half its size free: a chunk that was
+    /// Whether the other groups of its class have at least half its size free: a chunk that was
     /// removed and added again soon would only cost writes.
     fn has_space_without(&self, group: &GroupStatus) -> bool {
         let free = self.running.space.totals(Class::of(group.flags)).free;

@@ -211,7 +211,8 @@ impl TransactionTree {
         descend(&Reader { state: &state, blocks: &self.blocks, fetched, version })
     }
 
-    /// As [`Self::read_once`], for the extent tree: the thread may edit the tree of a subvolume.
+    /// Runs a descent once, like [`Self::read_once`], in the extent tree: the thread may hold the
+    /// lock of a subvolume's tree, which it edits.
     pub(crate) fn read_once_nested<R>(
         &self,
         fetched: &[Arc<Block>],

@@ -6,11 +6,13 @@
 //!     +---- past either end, or an error
 //! ```
 //!
-//! A placed cursor has a block and a slot at every level from the root to the leaf, and the slot of
-//! the leaf holds an item. An unplaced cursor has no item, and a step leaves it unplaced.
+//! A placed cursor in a tree with a fixed root has a block and a slot at every level from the root
+//! to the leaf, and the slot of the leaf holds an item. In a tree of the running transaction it has
+//! only the leaf ([`transaction`]). An unplaced cursor has no item, and a step leaves it unplaced.
 //!
-//! A scanning cursor reads leaves ahead in batches. Each batch is twice as long as the last one, so
-//! that a short scan reads few leaves too many and a long one keeps the device busy.
+//! A scanning cursor reads leaves ahead in batches. Each batch is twice as long as the last one, up
+//! to [`AHEAD_LEAVES_MAX`] leaves, so that a short scan reads few leaves too many and a long one
+//! keeps the device busy.
 
 mod transaction;
 

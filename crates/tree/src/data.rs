@@ -99,8 +99,8 @@ impl Forest {
         Ok(written.saturating_add_signed(pending.sum))
     }
 
-    /// Whether a range is one data extent of the last commit or of the running transaction, which
-    /// may have dropped all its references.
+    /// Returns whether a range is one data extent of the last commit or of the running transaction,
+    /// which may have dropped all its references.
     ///
     /// # Errors
     /// The extent tree cannot be read.
@@ -114,8 +114,8 @@ impl Forest {
         Ok(is_written || pending.created_bytes == Some(bytes))
     }
 
-    /// Whether an extent has other references than `reference`, whatever the count of that one. A
-    /// range that is not exactly one extent counts as shared: its bytes may belong to another.
+    /// Returns whether an extent has other references than `reference`, whatever the count of that
+    /// one. A range that is not exactly one extent counts as shared: another may have its bytes.
     /// Trees that share a leaf are not detected: compare the generation of the item with the one of
     /// the last snapshot of the tree ([`Forest::last_snapshot`]).
     ///

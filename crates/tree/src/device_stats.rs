@@ -3,7 +3,8 @@
 //! Laws:
 //!
 //! 1. The counts of a device are read when the volume is opened, and written by each commit after
-//!    they changed. They only grow until `btrfs device stats -z` resets them.
+//!    they changed. They only grow until `btrfs device stats -z` resets them. On a volume of one
+//!    device that is opened for reading they are not read: they would change no read.
 //! 2. The first failed write or flush of a device is on disk before the commit that tolerated it
 //!    returns: the contents of that device are doubtful from then on, for the next mount too
 //!    (law 4 of `volume/tolerance.rs`).

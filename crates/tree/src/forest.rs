@@ -176,7 +176,7 @@ impl Forest {
         self.log.get().ok_or(TreeError::NotWritable)
     }
 
-    /// Whether the volume is open for writing.
+    /// Returns whether the volume is open for writing.
     pub fn is_writable(&self) -> bool {
         self.running.get().is_some()
     }
@@ -186,8 +186,8 @@ impl Forest {
         self.enospc_injector.as_ref().map_or(Ok(()), |injector| injector.check(purpose))
     }
 
-    /// Whether a caller without space commits to free some. Not before the log that the superblock
-    /// names is replayed: the commit would lose it.
+    /// Returns whether a caller without space commits to free some. None does before the log that
+    /// the superblock names is replayed: the commit would lose it.
     pub fn commits_for_space(&self) -> bool {
         self.commits_for_space && !self.has_unreplayed_log()
     }

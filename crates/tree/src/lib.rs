@@ -22,7 +22,7 @@
 //! 1. A block reached from a parent has the level, generation and first key that the parent names,
 //!    whether it comes from a device or from the cache. So every descent ends.
 //! 2. A committed block is immutable: readers share it and take no lock.
-//! 3. The node cache holds at most 64 blocks, or more if its byte limit allows more.
+//! 3. The node cache holds at most as many blocks as its byte limit allows, or 64 if that is more.
 //!
 //! Left to others: what items mean (`format`), where blocks lie (`volume`).
 

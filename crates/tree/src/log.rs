@@ -25,7 +25,8 @@
 //! 5. The log of an inode is appended as one step: a batch contains all or nothing of it.
 //! 6. When blocks of a batch cannot be allocated or written, nothing more is logged in the
 //!    transaction, and its fsyncs commit. A failed flush or superblock makes the volume read-only,
-//!    as in a commit; so does a failed write of blocks that was to flush, too.
+//!    as in a commit. So does a failed write of blocks that was to flush the device as well: it is
+//!    not known which of the two failed.
 //! 7. A failure of one device that the profile tolerates is recorded by a commit before anything
 //!    counts as durable: the superblock of a log has the generation of the commit before, so a
 //!    device that missed it would look current.
@@ -229,7 +230,7 @@ impl InodeLog {
         self.log().inodes_in(tree, dir)
     }
 
-    /// Whether the log of a subvolume has an item.
+    /// Returns whether the log of a subvolume has an item.
     pub fn has_logged(&self, tree: TreeId, key: &Key) -> bool {
         self.log().has_item(tree, key)
     }

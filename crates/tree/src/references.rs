@@ -232,7 +232,7 @@ impl References {
         head.is_full_backref = true;
     }
 
-    /// Returns all heads to be applied. They stay visible until their sequence are in the tree.
+    /// Returns all heads to be applied. They stay visible until their changes are in the tree.
     pub(crate) fn take(&mut self) -> Arc<BTreeMap<Logical, Head>> {
         let heads = Arc::new(std::mem::take(&mut self.heads));
         self.applying = (!heads.is_empty()).then(|| (Arc::clone(&heads), Logical(0)));

@@ -3,10 +3,11 @@
 //! Laws:
 //!
 //! 1. A change that misses a block, or that lacks the space to copy one, stops during the descent,
-//!    before an item is touched. The copies and splits made until then are part of the tree. Only
-//!    the split of a full leaf allocates later.
-//! 2. From the first item that it touches until its end, an edit is torn (`Writer::is_torn`): an
-//!    error in between makes the volume read-only, and the edit is not repeated.
+//!    before an item is touched. The copies and splits made until then are part of the tree. Later,
+//!    only the split of a full leaf allocates, and a merge, which is left out if it cannot.
+//! 2. An edit that can still fail after it has touched an item is torn from that item until its end
+//!    (`Writer::is_torn`): an error in between makes the volume read-only, and the edit is not
+//!    repeated.
 
 use super::Stop;
 use super::copy::Writer;

@@ -15,7 +15,8 @@
 //!
 //! 1. A block is copied once in a transaction; after that it is edited in place.
 //! 2. Only blocks of subvolumes can have several references or full back references, and only
-//!    those that are older than the last snapshot or were moved by a balance. The root has neither.
+//!    those that are not newer than the last snapshot or were moved by a balance. The root has
+//!    neither.
 //! 3. A copy that fails has changed no reference count and keeps no space.
 //! 4. No address has two blocks. Where the free space tree of a damaged volume gives out the
 //!    address of a block in use, the volume becomes read-only.

@@ -10,7 +10,7 @@
 //! 4. No block but a root is empty. A block that is less than a quarter full is merged with a
 //!    neighbour that is in memory and has space. A merge that would read a block or lacks space for
 //!    a copy is left out.
-//! 5. A split allocates all its blocks before it moves an entry. A removal allocates no block: a
+//! 5. A split allocates all its blocks before it moves an entry. A removal needs no new block: a
 //!    tree that loses its last item keeps the empty leaf as its root.
 
 use super::Stop;

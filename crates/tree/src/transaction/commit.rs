@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! 1 freeze      close the gate; wait until no handle is open
-//! 2 settle      write checksums; then new chunks, delayed references, block groups, free space and
-//!               root items into their trees, in rounds until none of these changes another
+//! 2 settle      write device statistics, remove empty chunks, write checksums; then write new
+//!               chunks, delayed references, block groups, free space and root items into their
+//!               trees, in rounds until none of these changes another
 //! 3 freeze      seal every dirty block; they become frozen blocks; compose the superblock
 //!   blocks
 //! 4 thaw        open the gate for the next transaction, which runs beside the rest
@@ -18,7 +19,8 @@
 //!
 //! Laws:
 //!
-//! 1. Step 2 ends: a block is copied once in a transaction, so every round copies fewer blocks.
+//! 1. Step 2 ends: a block is copied once in a transaction, so a round comes that copies none. On a
+//!    damaged volume it ends with an error after [`ROUNDS_MAX`] rounds.
 //! 2. Before the superblock, only space that the last commit does not use is written.
 //! 3. An error in steps 2 to 8 makes the volume read-only. The devices then hold the state of the
 //!    last commit, or of this one.
@@ -33,7 +35,8 @@
 //!    would make the volume read-only for nothing.
 //! 8. A panic in a commit fails the commit. So does a lock of the running state that an earlier
 //!    panic left poisoned.
-//! 9. A commit that is durable reports no error: step 9 reads no block and cannot fail.
+//! 9. A commit that is durable reports no error: step 9 reads no block and cannot fail. Only the
+//!    commit that follows it by law 7 may.
 
 use crate::Block;
 use crate::cow::TransactionTree;

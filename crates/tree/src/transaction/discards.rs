@@ -37,11 +37,12 @@ struct State {
     waiting: usize,
 }
 
-/// A thread that is counted. Dropping it ends that.
+/// A thread that is counted, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Discarding<'a>(&'a Discards);
 
-/// A thread that has waited for a discard. Dropping it ends that it comes first (law 3).
+/// A thread that has waited for a discard. Until this is dropped, it comes before the next batch of
+/// a trim (law 3).
 #[derive(Debug)]
 pub(crate) struct Waited<'a>(&'a Discards);
 
@@ -57,7 +58,8 @@ impl Discards {
         Discarding(self)
     }
 
-    /// As [`Self::begin`], for the next batch of a trim: waits while others come first (law 3).
+    /// Counts the calling thread like [`Self::begin`], for the next batch of a trim. Waits first
+    /// while threads that have waited come before it (law 3).
     pub(crate) fn begin_batch(&self) -> Discarding<'_> {
         let mut state = self.state();
         while state.waiting > 0 {

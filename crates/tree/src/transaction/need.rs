@@ -20,7 +20,7 @@ pub enum ReservationLevel {
 }
 
 impl Need {
-    /// Changes of up to `items` items, at the normal level.
+    /// Returns the need of changes to up to `items` items, at the normal level.
     pub fn items(items: u32) -> Self {
         Self { items, level: ReservationLevel::Normal }
     }

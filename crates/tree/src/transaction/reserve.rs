@@ -85,10 +85,10 @@ impl Forest {
                 continue;
             }
             drop(waited.take());
-            let may_help = running.commit_may_free_space(no_space.pinned_bytes)
+            let may_free_space = running.commit_may_free_space(no_space.pinned_bytes)
                 || running.gate.is_in_use()
                 || !running.space.reclaimable_groups(no_space.class).is_empty();
-            if commits < COMMITS_MAX && may_help && self.commits_for_space() {
+            if commits < COMMITS_MAX && may_free_space && self.commits_for_space() {
                 self.reclaim_groups(no_space.class)?;
                 self.commit()?;
                 commits += 1;

@@ -7,7 +7,8 @@
 //! gate -> tree (one subvolume, then the extent tree to look up references) -> references -> space
 //! ```
 //!
-//! No lock is held while a device is read or written, except the one that keeps commits apart.
+//! None of these locks is held while a device is read or written. The lock that keeps commits apart
+//! is.
 //!
 //! Left to others: the steps of a commit (`commit`), adding and removing chunks (`chunks`).
 

@@ -79,7 +79,7 @@ impl World {
         })
     }
 
-    /// As `Forest::begin_log`: waits for the commit before, and joins the transaction.
+    /// Waits for the commit before and joins the transaction, like `Forest::begin_log`.
     fn join(&self) -> u64 {
         let mut gate = self.gate.lock().unwrap();
         while gate.is_freezing || gate.committed + 1 != gate.generation {
