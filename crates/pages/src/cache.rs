@@ -5,12 +5,13 @@
 //!
 //! 1. A thread allocates frames, and evicts pages for them, before it locks the index of a file: an
 //!    eviction waits for index locks, so a thread that holds one must not wait for an eviction.
-//! 2. Memory exceeds the limit only while no clean page can be evicted, and by at most one eighth
-//!    of the limit.
+//! 2. Memory exceeds the limit only while no clean page is found that can be evicted, and by at
+//!    most one eighth of the limit, or 32 pages if that is more.
 //! 3. A page is evicted only if it is clean and its frame has no other user.
 //! 4. A file stays known as long as it has handles or pages.
-//! 5. A lock that a panic has poisoned can still be locked, and from then on
-//!    [`PageCache::is_poisoned`] returns true.
+//! 5. A lock that a panic has poisoned can still be locked. If it guards an index, the list of
+//!    files, the list of dirty files or the replacement queues, [`PageCache::is_poisoned`] returns
+//!    true from then on. The other locks guard nothing that a panic can leave wrong.
 
 use crate::counters::{Counters, PageCounters, add};
 use crate::dirty::DirtyFiles;
@@ -227,8 +228,8 @@ impl PageCache {
         self.0.flushers.backlog.pages() > self.0.limits.backlog_pages_max()
     }
 
-    /// Waits while the uncached backlog exceeds its limit, at most `at_most` long.
-    /// Returns whether it does not any more.
+    /// Waits while the uncached backlog exceeds its limit, at most `at_most` long. Returns whether
+    /// it is within the limit then.
     pub fn wait_for_uncached_backlog(&self, at_most: Duration) -> bool {
         self.0.flushers.backlog.wait_until_below(self.0.limits.backlog_pages_max(), at_most)
     }

@@ -11,9 +11,10 @@
 //!    clears the bit, or a later one, sees what was queued before the kick.
 //! 2. Uncached writes do not write back their own pages, except with [`UncachedFlush::Inline`],
 //!    which exists for measurements. The flushers write back as many pages as uncached writes have
-//!    dirtied, of whichever files are oldest ([`UncachedBacklog`]).
-//! 3. One [`WritebackWork`] is at most [`WORK_PAGES_MAX`] pages. A flusher that begins one while
-//!    more is to be written back wakes another flusher for the rest.
+//!    dirtied ([`UncachedBacklog`]): of the files that have been dirty longest, or with
+//!    [`UncachedFlush::Inode`] of the written file.
+//! 3. One [`WritebackWork`] is at most [`WORK_PAGES_MAX`] pages. Where more is to be written back,
+//!    [`WritebackWork::has_more`] says so, and the flusher wakes another flusher for the rest.
 //! 4. All writeback of pages of any file counts against the uncached backlog: pages that are
 //!    written back because of a dirty limit are not written back for the backlog again.
 

@@ -1,4 +1,4 @@
-//! Ghost entries: fingerprints of pages that were evicted recently.
+//! Ghost entries: fingerprints of pages that were recently evicted from the small queue.
 //!
 //! A page that is read again while it has a ghost entry was evicted too early, so it is admitted to
 //! the main queue.
@@ -8,8 +8,8 @@
 //! 1. The memory of the table is fixed: 8 bytes for each entry.
 //! 2. An entry expires after as many evictions as the table reaches back, or earlier if its bucket
 //!    is full.
-//! 3. Two pages may have the same fingerprint, in one of 2^29 lookups. The effect is that a page is
-//!    admitted to the wrong queue.
+//! 3. Two pages may have the same fingerprint, in about one of 2^30 lookups. The effect is that a
+//!    page is admitted to the wrong queue.
 
 const WAYS: usize = 4;
 

@@ -22,7 +22,8 @@
 //! Laws:
 //!
 //! 1. Memory is bounded by the cache limit. It may exceed the limit by one eighth while no clean
-//!    page can be evicted. Inserting a page into a full cache allocates almost no memory.
+//!    page can be evicted (law 2 of `cache`). Inserting a page into a full cache allocates almost
+//!    no memory.
 //! 2. Only clean pages whose frame has no other user are evicted. A sequential scan does not evict
 //!    pages that are read repeatedly (`replacement`).
 //! 3. The bytes of a page under writeback do not change, and the page is not removed. A write to
