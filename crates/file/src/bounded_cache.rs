@@ -62,7 +62,8 @@ impl<K: Copy + Eq + Hash, V: ?Sized> BoundedCache<K, V> {
         self.insert_if(key, value, bytes, || true);
     }
 
-    /// As [`Self::insert`], if `is_current` returns true once the shard of the key is locked.
+    /// Caches a value like [`Self::insert`], if `is_current` returns true once the shard of the key
+    /// is locked.
     pub(crate) fn insert_if(
         &self,
         key: K,

@@ -205,7 +205,7 @@ impl ChecksumCache {
         }
     }
 
-    /// As [`Self::add_items`], from sector `known` on, which is moved behind each item.
+    /// Adds the items of a region from sector `known` on, and moves `known` behind each of them.
     fn try_add_items(
         &self,
         region: &mut ChecksumRegion,

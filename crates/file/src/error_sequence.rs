@@ -106,7 +106,8 @@ impl VolumeErrors {
         }
     }
 
-    /// As [`ErrorSequence::check`]. All errors count as reported afterwards.
+    /// Returns the last error of any file, as [`ErrorSequence::check`] does. All errors count as
+    /// reported afterwards.
     pub(crate) fn check(&self, cursor: &ErrorCursor) -> Option<FileError> {
         let error = self.all.check(cursor)?;
         self.unreported().clear();
@@ -121,7 +122,7 @@ impl VolumeErrors {
         error
     }
 
-    /// As [`VolumeErrors::take_unreported`], and leaves the error for other callers.
+    /// Returns the error of [`VolumeErrors::take_unreported`], and leaves it for other callers.
     pub(crate) fn peek_unreported(&self) -> Option<FileError> {
         self.last_if_any(&self.unreported())
     }

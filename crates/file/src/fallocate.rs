@@ -2,9 +2,10 @@
 //!
 //! Laws:
 //!
-//! 1. Whole blocks change in the trees at once. The partial blocks at the edges of a range are
-//!    written like any other data.
-//! 2. Space is preallocated for all of a range or for none of it.
+//! 1. The items of whole blocks are changed in the trees before a call returns. The partial blocks
+//!    at the edges of a range are written like any other data.
+//! 2. Space is allocated for all of a range before any of it is preallocated: where there is not
+//!    enough, none of it is.
 //! 3. A long range is changed in steps that a transaction can reserve for.
 //! 4. Nothing is dropped from memory before the edit of the tree has succeeded: everything that can
 //!    fail comes first (the edges are read and their space is reserved), then the edit of the tree.

@@ -161,7 +161,8 @@ impl InFlightTable {
         writes.enter(range)
     }
 
-    /// As [`Self::begin_write`], unless a direct write of some of these blocks is in flight.
+    /// Records a direct write like [`Self::begin_write`], unless one of some of these blocks is in
+    /// flight.
     pub(crate) fn begin_exclusive_write(&self, range: Range<u64>) -> Option<WriteSlot> {
         let mut writes = self.writes();
         if writes.overlaps(&range) {

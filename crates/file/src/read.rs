@@ -304,7 +304,7 @@ impl Faults {
 }
 
 impl Fault {
-    /// The same fault, for another segment of the same extent.
+    /// Returns the same fault, for another segment of the same extent.
     fn share(&self) -> Self {
         match self {
             Self::Device(error) => Self::Device(Arc::clone(error)),

@@ -2,9 +2,11 @@
 //!
 //! Laws:
 //!
-//! 1. Readers that hold the inode lock shared see one state of the file. Only the writer, which
-//!    holds that lock exclusively, changes anything here; and direct writes, which change whole
-//!    blocks when they complete ([`crate::direct`]).
+//! 1. Readers that hold the inode lock shared see one state of the file, with two exceptions: a
+//!    direct write changes whole blocks when it completes ([`crate::direct`]), and blocks whose
+//!    writeback fails read as before they were written ([`crate::writeback::batch`]). Every other
+//!    change of the contents is made by the writer, which holds that lock exclusively. A writeback
+//!    that succeeds and a shared merge change only where the contents are found.
 //! 2. Every change of the file's contents changes [`SharedFile::data_version`], so that a thread
 //!    can tell data that was read ahead before a change from data that was read after it.
 //! 3. A thread that reads ahead without the inode lock enters a read epoch and then holds

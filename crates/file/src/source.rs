@@ -1,13 +1,13 @@
 //! [`Source`]: what the reads and writes of all files of a volume share.
 //!
 //! It holds the page cache, the caches that save small reads from searching trees and decompressing
-//! extents again, memory for reads that are under way, the worker threads, and the owners of
-//! requests in flight.
+//! extents again, memory for reads in progress, the worker threads, the owners of requests in
+//! flight, and the writeback errors of all files.
 //!
 //! Laws:
 //!
 //! 1. Each cache holds at most the bytes that [`SourceOptions`] grants it.
-//! 2. No lock is held across a device read, a tree search or a decompression.
+//! 2. No lock of these caches is held across a device read, a tree search or a decompression.
 //! 3. Nothing found here is out of date. A volume that is open read-only never changes. For files
 //!    that are written, maps are cached by the version of their items ([`crate::shared_file`]), and
 //!    a change of checksums drops them from the cache ([`crate::checksum_cache`]).
@@ -74,7 +74,7 @@ impl Default for SourceOptions {
     }
 }
 
-/// Memory that one read needs while it is under way. Reused from read to read.
+/// Memory that one read needs while it is in progress. Reused from read to read.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     pub(crate) plan: Plan,
@@ -221,7 +221,7 @@ impl Source {
         self.0.errors.take_unreported()
     }
 
-    /// As [`Source::take_unreported_error`], and leaves the error for other callers.
+    /// Returns the error of [`Source::take_unreported_error`], and leaves it for other callers.
     pub fn peek_unreported_error(&self) -> Option<FileError> {
         self.0.errors.peek_unreported()
     }
@@ -245,8 +245,8 @@ impl Source {
         self.0.lookups.resolve(view, range, wait, checksums)
     }
 
-    /// As [`Source::resolve`] with [`Wait::Block`], but by way of a read plan, for `bytes` bytes
-    /// inside the file from `offset` on, which starts a sector.
+    /// Returns the answer of [`Source::resolve`] with [`Wait::Block`], found by a read plan, for
+    /// `bytes` bytes inside the file from `offset` on, which starts a sector.
     ///
     /// # Errors
     /// The trees cannot be searched.

@@ -2,9 +2,10 @@
 //!
 //! Laws:
 //!
-//! 1. Whole blocks of a large write are written from the caller's memory at once if there is no
-//!    flusher; those of [`FileState::write_direct`] always are. Everything else becomes dirty
-//!    blocks; the first and the last are completed from what the file has.
+//! 1. If there is no flusher, the whole blocks of a large write are written to disk from the
+//!    caller's memory, before the write returns. So are those of [`FileState::write_direct`] in any
+//!    case. Everything else becomes dirty blocks; the first and the last are completed from what
+//!    the file has.
 //! 2. A write that cannot be done whole is done from its start on, as far as possible. If nothing
 //!    of it can be done, it fails and changes nothing.
 //! 3. Before the end of a file moves on, the bytes after it in its last block become zeroes.
@@ -75,7 +76,8 @@ impl FileState {
         written
     }
 
-    /// Writes; whole blocks of at least `direct_bytes_min` bytes are written to disk at once.
+    /// Writes; whole blocks of at least `direct_bytes_min` bytes are written to disk before it
+    /// returns.
     fn write_split(
         &mut self,
         offset: u64,
@@ -119,8 +121,8 @@ impl FileState {
         Ok(done)
     }
 
-    /// Writes as [`Self::write_at`] does. Whole blocks are written to disk at once, however few,
-    /// and everything else before it returns.
+    /// Writes as [`Self::write_at`] does, but everything is on disk when it returns: whole blocks,
+    /// however few, are written from the caller's memory, and the rest is written back.
     ///
     /// # Errors
     /// Nothing could be written, or the rest could not be written back.
@@ -177,7 +179,7 @@ impl FileState {
         }
     }
 
-    /// Writes whole blocks to disk at once, as many as there is space for.
+    /// Writes whole blocks to disk from the caller's memory, as many as there is space for.
     fn write_through(&mut self, start: u64, bytes: &[u8]) -> Result<usize, FileError> {
         let range = start..start + length(bytes.len());
         let blocks = length(bytes.len()) / SECTOR_BYTES;
@@ -369,7 +371,7 @@ impl FileState {
         Ok(frame)
     }
 
-    /// As [`Self::read_block`], to a frame with no other user.
+    /// Reads a block like [`Self::read_block`], to a frame with no other user.
     pub(crate) fn read_block_to(
         &self,
         start: u64,

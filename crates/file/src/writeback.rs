@@ -440,10 +440,10 @@ impl WritebackRun<'_> {
 
 impl Data<'_> {
     /// Reports the result to the page cache.
-    fn end(self, landing: WritebackResult) {
+    fn end(self, result: WritebackResult) {
         match self {
-            Data::Pages(pages) => pages.end(landing),
-            Data::Compressed { plain, .. } => plain.end(landing),
+            Data::Pages(pages) => pages.end(result),
+            Data::Compressed { plain, .. } => plain.end(result),
             Data::Slice(_) => {}
         }
     }

@@ -117,8 +117,8 @@ impl LookupCaches {
         Ok(start)
     }
 
-    /// As [`Self::resolve`] with [`Wait::Block`], but by way of a plan, for `bytes` bytes inside
-    /// the file that start at a sector. The baseline that [`Self::resolve`] is measured against.
+    /// Returns the answer of [`Self::resolve`] with [`Wait::Block`], found by a plan, for `bytes`
+    /// bytes inside the file that start at a sector. [`Self::resolve`] is measured against it.
     pub(crate) fn resolve_by_plan(
         &self,
         plan: &mut Plan,

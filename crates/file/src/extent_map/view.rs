@@ -37,7 +37,7 @@ impl FileView {
         Self { tree, ino, size: inode.size.min(FILE_BYTES_MAX), has_checksums, shared: None }
     }
 
-    /// The same file, while it is being written.
+    /// Returns the view of the same file while it is being written.
     pub(crate) fn with_shared(self, shared: Arc<SharedFile>) -> Self {
         Self { shared: Some(shared), ..self }
     }

@@ -82,8 +82,8 @@ impl FileState {
         self.assert_no_direct_write(page * SECTOR_BYTES);
         let mut spare = frames.pop();
         let how = (backing.tag(), self.stay);
-        let patched = self.shared.pages().change().write_bytes(page, skip, bytes, &mut spare, how);
-        if patched == PageWrite::Done {
+        let written = self.shared.pages().change().write_bytes(page, skip, bytes, &mut spare, how);
+        if written == PageWrite::Done {
             frames.extend(spare);
             return Ok(());
         }

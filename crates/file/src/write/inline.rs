@@ -66,7 +66,8 @@ impl FileState {
         Ok(self.may_be_inline_by_size(size, range) && !self.shape(wait)?.has_later_extents)
     }
 
-    /// As [`Self::may_be_inline`], without looking at the tree.
+    /// Whether the file may be inline, as far as its size, its flags and its newer data tell; the
+    /// tree is not read.
     fn may_be_inline_by_size(&self, size: u64, range: &Range<u64>) -> bool {
         size <= INLINE_BYTES_MAX
             && range.end <= SECTOR_BYTES

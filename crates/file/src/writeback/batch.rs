@@ -68,9 +68,9 @@ impl WritebackBatch {
     /// own.
     pub fn write_and_complete(self) -> Result<(), FileError> {
         let Self { source, runs, in_flight } = self;
-        let carried = write_runs(&source, runs);
+        let result = write_runs(&source, runs);
         drop(in_flight);
-        carried
+        result
     }
 }
 
