@@ -1,9 +1,9 @@
 //! The log of fsyncs: the kernel replays it, and finds exactly what was durable.
 //!
 //! A seeded workload with a model of what is durable ([`butternut_sim::synced`]) is abandoned, as
-//! by a crash. Copies of the image are checked, opened by the library, which replays the log in
-//! memory and for good, and mounted by the kernel, which replays it, too. Each is compared with the
-//! model: every name, byte, mode and extended attribute.
+//! by a crash. Copies of the image are checked, opened by the library, for reading, which replays
+//! the log in memory, and for writing, which commits the replay, and mounted by the kernel, which
+//! replays it, too. Each is compared with the model: every name, byte, mode and extended attribute.
 //!
 //! `BUTTERNUT_LONG=1` runs more seeds; `BUTTERNUT_SEED=N` runs one.
 
@@ -82,7 +82,7 @@ fn judge(seed: u64, mkfs: &str, compress: Option<&str>) -> Result<()> {
     check(&copy).context("after the replay")
 }
 
-/// Replays the log of a copy ourselves: in memory, and for good.
+/// Replays the log of a copy by the library: in memory, and with a commit.
 fn ours(image: &Path, crashed: &Path, durable: &Durable) -> Result<()> {
     tool::copy_sparse(crashed, image)?;
     for read_only in [true, false] {

@@ -1,9 +1,9 @@
 //! Short sequences of operations that end with a sync: the kernel's replay and ours agree.
 //!
 //! Sequences of [`butternut_sim::sequences`] run through the library on an image file, and are
-//! abandoned after the last sync. Copies of the image are checked and opened: by the library, which
-//! replays the log in memory and for good, and by the kernel. Each is compared with the rules, and
-//! with each other.
+//! abandoned after the last sync. Copies of the image are checked and opened: by the library, for
+//! reading, which replays the log in memory, and for writing, which commits the replay; and by the
+//! kernel. Each is compared with the rules, and with each other.
 //!
 //! `BUTTERNUT_LONG=1` runs 1,000 sequences; `BUTTERNUT_SEQUENCE="..."` runs one.
 
@@ -117,7 +117,7 @@ impl Base {
         Ok(filesystem.close()?)
     }
 
-    /// Replays the log ourselves: in memory, and for good.
+    /// Replays the log by the library: in memory, and with a commit.
     fn ours(&self, history: &History) -> Result<Observed> {
         let image = self.copy("crashed.img", "ours.img")?;
         let mut shown = Vec::new();
@@ -134,9 +134,9 @@ impl Base {
             shown.push(observed);
         }
         check(&image).context("after our replay")?;
-        let (in_memory, for_good) = (shown.swap_remove(0), shown.pop().context("two of them")?);
-        same(&in_memory, &for_good).context("in memory, and for good")?;
-        Ok(for_good)
+        let (in_memory, committed) = (shown.swap_remove(0), shown.pop().context("two of them")?);
+        same(&in_memory, &committed).context("in memory, and with a commit")?;
+        Ok(committed)
     }
 }
 

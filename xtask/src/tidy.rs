@@ -2,16 +2,16 @@
 //!
 //! Laws, each in its own file:
 //!
-//! 1. [`floors`]: a crate imports lower floors only, rooms on one floor never meet, doors see
-//!    floor 6 and the ground; every crate keeps the workspace's lints.
+//! 1. [`floors`]: a crate imports lower floors only, and a door only floor 6 and the ground (floor
+//!    0); every crate has the workspace's lints.
 //! 2. [`shape`]: files open with a header, stay short, narrow and ASCII; `unsafe` only in `sys` and
 //!    in the file of the fio engine that C calls.
-//! 3. [`words`]: no plan talk, no banned call where a better one exists.
+//! 3. [`words`]: no marks of unfinished work or of plans, no call where a better one exists.
 //! 4. [`language`]: no personal pronouns for threads and callers, no retired words.
 //! 5. [`reach`]: every source file is part of a crate.
 //! 6. [`decisions`]: each decision record has a number of its own.
 //! 7. [`circles`]: at most three files of a crate import one another.
-//! 8. An exception is a line of [`EXCEPTIONS`] with a reason, and one that is not needed is found.
+//! 8. An exception is a line of [`EXCEPTIONS`] with a reason. One that is not needed is a finding.
 //!
 //! It leaves to clippy what clippy does: function length, `unwrap`, missing SAFETY comments.
 
@@ -63,7 +63,7 @@ pub fn repository() -> PathBuf {
     here.parent().unwrap_or(here).to_path_buf()
 }
 
-/// Runs every law over the repository at `root`; an empty list is a clean bill.
+/// Checks every law in the repository at `root`, and returns the breaches.
 pub fn tidy(root: &Path) -> io::Result<Vec<Finding>> {
     let tree = Tree::read(root)?;
     Ok(excepted(&findings(&tree), EXCEPTIONS))

@@ -1,4 +1,4 @@
-//! The rule of import circles finds what it says it finds, and nothing else.
+//! The rule of import cycles finds planted cycles, and nothing else.
 
 use xtask::tidy::circles::graph::Graph;
 use xtask::tidy::finding::Rule;

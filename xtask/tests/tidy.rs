@@ -1,4 +1,4 @@
-//! Tidy finds what it says it finds, and the repository is tidy.
+//! Tidy finds planted breaches of each law, and none in the repository.
 
 use xtask::tidy::tree::Tree;
 use xtask::tidy::{Exception, Rule, excepted, findings, repository, tidy};

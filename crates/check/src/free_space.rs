@@ -1,7 +1,8 @@
 //! Compares the free space tree with the allocated extents.
 //!
-//! 1. Every block group has one free space info. Infos without a block group are harmless:
-//!    mkfs.btrfs leaves those of its temporary block groups behind.
+//! 1. Every block group has one free space info, and every info and free range is of a block
+//!    group. Those below the first block group are not looked at: mkfs.btrfs leaves the ones of its
+//!    temporary block groups behind.
 //! 2. The free ranges of a block group, after merging adjacent ones, are its range without its
 //!    extents.
 //! 3. `extent_count` is the number of merged free ranges. A block group has either extents or

@@ -1,5 +1,5 @@
-//! Floor 6: an offline checker. It reads everything on a volume, independently of the other crates,
-//! and so serves as their oracle.
+//! Floor 6: an offline checker. It reads everything on a volume, independently of the crates that
+//! write it, and so serves as their oracle.
 //!
 //! It walks every tree itself, over `volume`, and compares all data that the format stores twice:
 //! extent items with the references of trees and files, block groups with chunks and devices, free

@@ -4,7 +4,7 @@
 //! chunk tree        logical to physical mapping
 //! root tree         the roots of the other trees
 //! extent tree       allocated extents and their back references; builds the table of tree blocks
-//! block groups, free space, checksums, devices, UUIDs
+//! block groups, free space, checksums, devices, UUIDs, quotas
 //! subvolumes        references to extents; names, inodes, files
 //! other trees       relocation trees, logs, subvolumes that are being deleted
 //! ```

@@ -35,8 +35,9 @@ impl Spans {
 
     /// Appends all ranges of `right`.
     ///
-    /// # Errors A range overlaps; the error is the start of the first such range and the end that
-    /// it overlaps.
+    /// # Errors
+    /// A range overlaps. The error is the start of the first such range and the end that it
+    /// overlaps.
     pub(crate) fn append(&mut self, right: Self) -> Result<(), (u64, u64)> {
         let mut rest = right.sorted.into_iter();
         let mut overlap = Ok(());

@@ -7,7 +7,8 @@
 //!
 //! 1. Every child matches the pointer in its parent (address, level, generation, first key), and
 //!    its keys are below the first key of the next child.
-//! 2. Every block is in a metadata or system chunk and matches its extent item.
+//! 2. Every block is in a metadata chunk (those of the chunk tree in a system chunk) and matches
+//!    its extent item. The blocks of log trees have no extent items.
 //! 3. Only the first visit to a block counts its references.
 //! 4. Levels decrease with each step, and a block is not descended into again unless a survey needs
 //!    its result. So the time is bounded by the number of blocks, also for a forged tree.

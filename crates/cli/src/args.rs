@@ -110,11 +110,11 @@ Files opened with O_DIRECT bypass all caches; any alignment is accepted. Reads, 
 see each other's data, whether cached or direct. Before Linux 6.6, a file opened with O_DIRECT
 cannot be mapped with MAP_SHARED, unless writeback is given.
 
-fsync(2) returns when all changes are on stable storage. Without -o blkdev, sync(2) does not reach
-the process of the mount; `butternut umount` does: it returns when all changes are committed and the
-volume is released. umount(8) does the same if umount.fuse.butternut is installed and the volume or
-the type (fuse.butternut) is named; given only a directory, it does not call the helper and returns
-earlier.
+fsync(2) returns when the changes of its file or directory are on stable storage. Without -o blkdev,
+sync(2) does not reach the process of the mount; `butternut umount` does: it returns when all
+changes are committed and the volume is released. umount(8) does the same if umount.fuse.butternut
+is installed and the volume or the type (fuse.butternut) is named; given only a directory, it does
+not call the helper and returns earlier.
 
 With -o blkdev, sync(2) and syncfs(2) commit all changes (Linux 6.18), and umount(8) returns when
 all changes are committed, however it is called; the process of the mount ends shortly afterwards.

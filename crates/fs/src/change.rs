@@ -1,9 +1,9 @@
 //! [`Change`]: the edits of one operation in the running transaction.
 //!
-//! A change consists of steps ([`Change::step`]). The first step may fail; then nothing has
-//! happened. Every further step must succeed: half a change is never committed, so an error there,
-//! of any kind, makes the volume read-only. Operations therefore do all lookups, and allocate
-//! numbers and space, before their first step.
+//! A change consists of steps ([`Change::step`]). The first step may be refused, and has then
+//! changed nothing. An error after the first edit, in that step or in a further one, makes the
+//! volume read-only, because half a change is never committed. Operations therefore do all lookups,
+//! and allocate numbers and space, before their first step.
 
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Error, Filesystem, Result};
@@ -73,9 +73,9 @@ impl Change<'_> {
         ino: Ino,
         removal: impl FnOnce(&mut dyn FnMut(Key, &[u8])) -> Result<(), NamesError>,
     ) -> Result<()> {
-        let mut gone = DroppedExtents::new(self.edit.id(), ino);
-        self.step(removal(&mut |key, item| gone.note_item(key, item)))?;
-        gone.drop_references(self.handle).map_err(|error| Error::Tree(self.edit.fail(error)))
+        let mut dropped = DroppedExtents::new(self.edit.id(), ino);
+        self.step(removal(&mut |key, item| dropped.note_item(key, item)))?;
+        dropped.drop_references(self.handle).map_err(|error| Error::Tree(self.edit.fail(error)))
     }
 
     /// As [`Self::delete`], for an inode that has lost its last name.

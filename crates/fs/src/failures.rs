@@ -1,4 +1,5 @@
-//! Failures that the volume survived, as messages with the paths of the files concerned.
+//! Failures that the volume survived, and orphans that could not be deleted, as messages for the
+//! administrator, with the path of a file concerned.
 //!
 //! Laws:
 //!
@@ -16,16 +17,17 @@ use std::mem::take;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Returns the failures that the volume survived since they were last taken.
+/// Returns the failures that the volume survived, and the orphans that were left, since they were
+/// last taken.
 #[derive(Clone, Debug)]
 pub struct FailureWatch {
     shared: Weak<Shared>,
 }
 
 impl Filesystem {
-    /// Returns a watch on failures that the volume survives: copies that could not be written and
-    /// bad copies that were replaced by good ones. The program that serves the volume should take
-    /// them every few seconds and report them.
+    /// Returns a watch on failures that the volume survives: copies that could not be written, and
+    /// bad copies in whose place good ones were read. The program that serves the volume should
+    /// take them every few seconds and report them.
     pub fn watch_failures(&self) -> FailureWatch {
         FailureWatch { shared: Arc::downgrade(&self.shared) }
     }

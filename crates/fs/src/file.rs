@@ -1,15 +1,16 @@
-//! [`File`]: an open file, with its reads, seeks and extents. The modules below it hold what
-//! changes a file.
+//! [`File`]: an open file, with its reads, seeks and extents.
 //!
 //! | module | content |
 //! |---|---|
+//! | `path` | opens and creates files by their paths |
+//! | `cursor` | a position for `std::io`, and transfers of whole buffers |
 //! | `alter` | changes of a file's data under its inode lock, and its attributes |
 //! | `write` | writes, `fallocate`, copies and syncs of a file |
 //! | `allocation_runs` | space that is allocated ahead for direct writes |
 //! | `direct` | direct writes that share the inode lock |
 //! | `flag_checks` | when a handle checks the flags of its inode |
 //!
-//! On a filesystem that is open for writing, every read holds the inode lock shared
+//! On a filesystem that is open for writing, every blocking read holds the inode lock shared
 //! (`inode/table.rs`).
 
 pub(crate) mod allocation_runs;

@@ -8,10 +8,11 @@
 //!
 //! A volume is opened for reading unless [`MountOptions::read_only`] is off. A change is visible to
 //! all handles at once, and on the devices after the next commit: every
-//! [`commit_seconds`](MountOptions::commit_seconds), at [`Filesystem::sync`] and
-//! [`File::sync_all`], and when the filesystem is closed. After a crash the volume is in the state
-//! of the last commit. Callers check permissions themselves; this library enforces the flags of
-//! inodes for every caller.
+//! [`commit_seconds`](MountOptions::commit_seconds), at [`Filesystem::sync`], and when the
+//! filesystem is closed. [`File::sync_all`] and [`Filesystem::sync_directory`] make one file or
+//! directory durable, usually without a commit. After a crash the volume is in the state of the
+//! last commit, with what was synced after it. Callers check permissions themselves; this library
+//! enforces the flags of inodes for every caller.
 //!
 //! In this whole crate, sizes and offsets are bytes in `u64`; names and paths are bytes (`[u8]`),
 //! not UTF-8; every byte that is returned has passed its checksum and its structural check; errors

@@ -16,12 +16,11 @@
 //!
 //! Laws:
 //!
-//! 1. An inode is locked exclusively from the look at its changes until they are appended, so the
+//! 1. An inode is locked exclusively from the read of its changes until they are appended, so the
 //!    log has the items of one moment. So are all inodes whose names are logged with it.
 //! 2. An offset that is logged has the current state of the tree: an item, or a hole up to the next
 //!    item. What earlier fsyncs of the transaction logged in that range is removed from the log. So
 //!    items of a log never overlap.
-//!
 //! 3. A sync of an inode that has lost its last name logs its deletion, if a crash would restore an
 //!    older state of it under one of its old names.
 //! 4. A sync of an inode that never had a name (`O_TMPFILE`) logs nothing, and is recorded. The log

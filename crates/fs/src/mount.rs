@@ -1,9 +1,9 @@
 //! Opening and closing a filesystem: its volume, its threads, and the root of its handles.
 //!
 //! An open reads the superblocks here and the chunk tree in the forest, and looks up the one
-//! subvolume that is the root. It reads nothing else, so its cost does not depend on the number of
-//! files. An open for writing also reads the free space, and deletes the orphans of the root
-//! subvolume.
+//! subvolume that is the root. Without a log it reads nothing else, so its cost does not depend on
+//! the number of files. A log is replayed (`replay`), for reading in memory only. An open for
+//! writing also reads the free space, and deletes the orphans of the root subvolume.
 
 use crate::background::committer::Committer;
 use crate::background::flusher::Flushers;

@@ -1,8 +1,9 @@
-//! [`Notice`]: what an open has to tell the administrator.
+//! [`Notice`]: a message for the administrator, and the messages that an open makes. Those of later
+//! failures are made in `failures`.
 
 use butternut_volume::Volume;
 
-/// A message for the administrator of the volume, found while opening it.
+/// A message for the administrator of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice(pub(crate) String);
 

@@ -79,8 +79,8 @@ pub struct MountOptions {
     pub node_cache_bytes: u64,
     /// Size of the page cache, clean and dirty, in bytes.
     pub page_cache_bytes: u64,
-    /// Number of inodes to keep in memory, besides those in use: about 200 bytes each, or a
-    /// kilobyte and more on a volume that is open for writing.
+    /// Number of inodes to keep in memory, besides those in use: about 200 bytes each, or 400 bytes
+    /// on a volume that is open for writing.
     pub inode_cache_entries: usize,
     /// Number of threads for compression, decompression and readahead; 0 is one per core.
     pub workers: usize,

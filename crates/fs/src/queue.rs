@@ -17,8 +17,9 @@
 //! 3. A failure is the result of its own request and of no other.
 //! 4. A thread that never reaps its queue blocks no other thread: a thread that waits for a file
 //!    completes the requests in flight on it itself.
-//! 5. Direct requests of whole blocks are in flight together. All other requests are served by the
-//!    blocking calls of [`File`] when they are queued.
+//! 5. Direct requests of whole blocks are in flight together, except for those that `direct` cannot
+//!    begin. These and all other requests are served by the blocking calls of [`File`] when they
+//!    are queued.
 
 mod core;
 mod direct;
@@ -204,8 +205,8 @@ impl Filesystem {
         let event = event.transpose().map_err(|_| Error::NoMemory)?;
         let run = new_allocation_run(source);
         let core = Core::new(&self.shared, depth, (&own, bounce), run, event.clone());
-        let helper: Weak<Core> = Arc::downgrade(&core);
-        source.add_request_owner(helper);
+        let owner: Weak<Core> = Arc::downgrade(&core);
+        source.add_request_owner(owner);
         Ok(Queue {
             depth,
             privileges: options.privileges,
@@ -372,8 +373,8 @@ impl Drop for Queue {
             self.core.poll(1, None);
             self.take_completed(&mut Vec::new());
         }
-        // A thread that helps may be the last that refers to the core: it must not be left a file
-        // to drop.
+        // A thread that drains a file may have the last reference to the core, and must then find
+        // no file in it to drop.
         self.take_completed(&mut Vec::new());
         self.core.release_space();
     }

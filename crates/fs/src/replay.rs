@@ -23,7 +23,7 @@
 //! 5. The references of an inode, and each part of a listing, are read once per stage, and one
 //!    reference is found by its key: the work grows with the number of names, not with its square.
 //!
-//! Left to others: reading a log (`tree`), deleting orphans (`inode/pin`).
+//! Left to others: reading a log (`tree`), deleting orphans (`inode/orphans`).
 
 mod extents;
 mod inodes;

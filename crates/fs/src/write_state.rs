@@ -6,9 +6,12 @@
 //! renames             directories move one at a time
 //! inode locks         ascending by id
 //! a transaction       joined; no inode lock is waited for, no data is read or written
+//! attributes          of one inode; the trees are read under it if they are not in memory
+//! dirty inodes        short, with nothing below it
 //! trees               one edit at a time
-//! attributes, dirty   short, with nothing below them
 //! ```
+//!
+//! All ranks are in `sys::lock::rank`.
 
 use crate::background::signal::Signal;
 use crate::inode::dirty::DirtyInodes;

@@ -1,4 +1,4 @@
-//! The programs in `examples/` run and print what they promise.
+//! The programs in `examples/` do what their headers say.
 
 #![allow(dead_code, reason = "the examples' own `main` is not called")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers are tests")]

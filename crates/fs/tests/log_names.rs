@@ -1,5 +1,5 @@
 //! Names in the log: an fsync of a file or directory after its names changed needs no commit, and a
-//! crash right after it leaves every inode under exactly one of the states that it had.
+//! crash right after it leaves every inode with exactly the names of one of its earlier states.
 
 #![allow(clippy::unwrap_used, reason = "tests panic on failure")]
 #![allow(dead_code, reason = "not every test uses all of the shared modules")]

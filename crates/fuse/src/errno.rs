@@ -1,7 +1,7 @@
-//! Errors as the FUSE protocol carries them: an errno.
+//! [`Errno`]: an error as a FUSE reply carries it.
 //!
-//! The library maps its own errors ([`butternut::Error::errno`]). The numbers here are of errors
-//! of the protocol itself, which the library does not have.
+//! The library chooses the errno of each of its errors ([`butternut::Error::errno`]). The constants
+//! here are for errors that the door finds itself: in the protocol, in ioctls and in handles.
 
 use butternut::Error;
 

@@ -17,14 +17,14 @@
 //! 4. One thread, the leader, reads requests, and runs on the CPU of the caller while requests
 //!    are short ([`worker`]; decision 0013).
 //! 5. A bounded number of threads waits for devices ([`worker::thread_limits`]; decision 0027).
-//! 6. `fsync` returns when all data is on stable storage, and so does the end of the process.
-//!    Access times are not updated.
+//! 6. `fsync` returns when the changes of its file or directory are on stable storage. The process
+//!    of an unmounted mount ends after the last commit. Access times are not updated.
 //!
 //! ```text
 //! session     the life of a mount: attach, serve, unmount, commit
 //! worker      the threads: which one reads, which ones serve
 //! connection  /dev/fuse: requests, replies, notifications, and the protocol's structures
-//! door        what each request asks of the library
+//! door        the calls of the library that serve each request
 //! nodes       node id <-> file          handles   open files
 //! ```
 

@@ -1,8 +1,8 @@
 //! Finds what holds a busy disk, from `/proc` and `/sys`.
 //!
 //! Every answer is a hint for a message: it is looked up after the refusal, so the holder may have
-//! ended already, and processes of other users may be hidden. No decision depends on it, with these
-//! exceptions:
+//! ended already, and processes of other users may be hidden. No decision depends on it, except
+//! under laws 1 and 2.
 //!
 //! 1. `loop_device_user`, `hidden_lock` and [`writing_mount`] find users of the same bytes that
 //!    the locks of an open cannot conflict with: a loop device that is mounted, or open exclusively

@@ -1,5 +1,5 @@
-//! Floor 0: the machine: `io_uring`, aligned memory, raw files, parity, signals. The only crate
-//! with `unsafe`, but for one file of `fio`.
+//! Floor 0: access to the machine: `io_uring`, aligned memory, raw files, locks, mounts, signals;
+//! and parity arithmetic. Only this crate and one file of `fio` have `unsafe` code.
 //!
 //! It knows nothing of btrfs and decides no policy.
 

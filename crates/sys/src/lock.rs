@@ -15,7 +15,7 @@
 //!
 //! 1. A thread takes locks in the order of their ranks ([`rank`]): each later than all that it
 //!    holds. Two locks of one rank are taken only by a method named `nested`, in an order that the
-//!    caller documents. Threads that keep this order cannot block each other in a circle.
+//!    caller documents. Threads that keep this order cannot deadlock.
 //! 2. A lock method without `or_else` ignores poison: the code that it guards has no panic that
 //!    leaves half a change, or another check ends writing
 //!    (docs/decisions/0020-a-panic-ends-writing.md).
@@ -26,8 +26,8 @@
 //! 5. A thread that notifies a [`Condvar`] holds the lock, or has held it since it changed what the
 //!    others wait for.
 //!
-//! It does not find circles through anything but locks: joined threads, channels, devices. What
-//! other threads wait for, and is no lock, can be given a rank with a [`Mark`].
+//! It finds deadlocks of locks only, not those through joined threads, channels or devices.
+//! Something else that threads wait for can be given a rank with a [`Mark`].
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -22,7 +22,6 @@
 //!    whatever that thread computes or waits for; it does so immediately if the ring [is
 //!    prompt](RingOptions::is_prompt). The ring never sets the flags that tie completions to one
 //!    thread (`SINGLE_ISSUER`, `DEFER_TASKRUN`).
-//!
 //! 9. While the kernel has no memory for requests it takes none, and they stay queued: every call
 //!    submits them again. If the kernel has no earlier request, no completion tells a thread that
 //!    waits for the event to call. The owner of the ring signals it then ([`Ring::is_starved`]).

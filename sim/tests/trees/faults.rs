@@ -33,7 +33,7 @@ fn run(seed: u64, device: Arc<dyn Device>) -> Ended {
                 step(&forest, &mut random, &mut state)
             };
             if done.is_err() && forest.write_error().is_some() {
-                // Law 7: nothing is written after the failure, and the cause is kept.
+                // Nothing is written after the failure, and the cause is kept.
                 let again = step(&forest, &mut Random::new(1), &mut Items::new());
                 ensure!(again.is_err(), "a change after the volume became read-only");
                 ensure!(forest.commit().is_err(), "a commit after the volume became read-only");

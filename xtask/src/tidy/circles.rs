@@ -1,4 +1,4 @@
-//! Import circles: files of one crate that need one another to be understood.
+//! Import cycles: files of one crate that import one another.
 //!
 //! Law: no strongly connected component of the import graph of a crate has more than
 //! [`FILES_MAX`] files.
@@ -9,7 +9,7 @@
 //!    the name. Re-exports are followed to that file ([`graph`]).
 //! 2. A `mod` line is no import. A re-export is none either, unless its file uses the name in its
 //!    own code: a parent that only declares and re-exports its children is a table of contents, and
-//!    no member of a circle through that alone.
+//!    no member of a cycle through that alone.
 //! 3. Code that is compiled for tests only is left out: the code after `#[cfg(test)]` and
 //!    `#[test]`, and the files below such a `mod`.
 //!
@@ -24,7 +24,7 @@ use super::tree::Tree;
 use graph::{Edge, Graph};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most files of a component: a parent and its parts may know one another.
+/// The most files of a component: a parent and its parts may import one another.
 const FILES_MAX: usize = 3;
 
 pub fn check(tree: &Tree) -> Vec<Finding> {

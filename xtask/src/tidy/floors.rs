@@ -1,10 +1,12 @@
 //! Floors: which crate may import which, read from the manifests.
 //!
 //! 1. Every crate says its floor: `floor = N` under `[package.metadata]`.
-//! 2. A crate imports only crates of lower floors; rooms on one floor never meet.
-//! 3. A door (floor 7) sees the rooms of floor 6 and the ground (floor 0), nothing between; the one
-//!    pair of doors that meets is in [`DOOR_PAIRS`].
-//! 4. Every crate keeps the workspace's lints; only those of [`OWN_LINTS`] write a table.
+//! 2. A crate imports only crates of lower floors, so crates on one floor never import one another.
+//!    Crates beside the floors (floor 9) may import any crate. Dependencies of tests are not
+//!    checked.
+//! 3. A door (floor 7) imports only crates of floor 6 and of the ground (floor 0). One door may
+//!    import another one only as a pair of [`DOOR_PAIRS`].
+//! 4. Every crate has the workspace's lints; only those of [`OWN_LINTS`] have a table of their own.
 
 use super::finding::{Finding, Rule};
 use super::tree::{Source, Tree};
@@ -12,7 +14,7 @@ use super::tree::{Source, Tree};
 const DOORS: u32 = 7;
 /// What doors open onto: the library, and the tools that work on volumes that are not open.
 const BEHIND_DOORS: u32 = 6;
-/// Crates above every floor: they see everything and nothing sees them.
+/// Crates beside the floors: they may import any crate, and no crate of a floor imports them.
 const OUTSIDE: u32 = 9;
 /// Doors that may import one another: the command line starts the mount.
 const DOOR_PAIRS: &[(&str, &str)] = &[("butternut-cli", "butternut-fuse")];
@@ -21,7 +23,7 @@ const DOOR_PAIRS: &[(&str, &str)] = &[("butternut-cli", "butternut-fuse")];
 const OWN_LINTS: &[&str] = &["butternut-sys", "butternut-fio"];
 
 /// A manifest, as much as the law needs.
-struct Room<'a> {
+struct Package<'a> {
     path: &'a str,
     name: String,
     floor: Option<u32>,
@@ -30,18 +32,18 @@ struct Room<'a> {
 }
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    let rooms: Vec<Room<'_>> = tree
+    let packages: Vec<Package<'_>> = tree
         .sources
         .iter()
         .filter(|source| source.is_manifest() && source.text.contains("[package]"))
         .map(read)
         .collect();
     let mut found = Vec::new();
-    for room in &rooms {
-        found.extend(lints(room));
-        let Some(floor) = room.floor else {
+    for package in &packages {
+        found.extend(lints(package));
+        let Some(floor) = package.floor else {
             found.push(finding(
-                room,
+                package,
                 1,
                 Rule::Floor,
                 "no floor",
@@ -49,19 +51,19 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
             ));
             continue;
         };
-        for (line, import) in &room.imports {
-            let Some(other) = rooms.iter().find(|r| r.name == *import) else { continue };
-            if let Some(refusal) = refusal(room, floor, other) {
-                found.push(finding(room, *line, Rule::Floor, &refusal, "import a lower floor"));
+        for (line, import) in &package.imports {
+            let Some(other) = packages.iter().find(|r| r.name == *import) else { continue };
+            if let Some(refusal) = refusal(package, floor, other) {
+                found.push(finding(package, *line, Rule::Floor, &refusal, "import a lower floor"));
             }
         }
     }
     found
 }
 
-fn refusal(room: &Room<'_>, floor: u32, other: &Room<'_>) -> Option<String> {
+fn refusal(package: &Package<'_>, floor: u32, other: &Package<'_>) -> Option<String> {
     let below = other.floor?;
-    if DOOR_PAIRS.contains(&(room.name.as_str(), other.name.as_str())) {
+    if DOOR_PAIRS.contains(&(package.name.as_str(), other.name.as_str())) {
         return None;
     }
     if below >= floor && floor != OUTSIDE {
@@ -73,12 +75,12 @@ fn refusal(room: &Room<'_>, floor: u32, other: &Room<'_>) -> Option<String> {
     None
 }
 
-fn lints(room: &Room<'_>) -> Option<Finding> {
-    let has_own = OWN_LINTS.contains(&room.name.as_str());
-    let free = room.keeps_lints || has_own || room.path.starts_with("fuzz/");
+fn lints(package: &Package<'_>) -> Option<Finding> {
+    let has_own = OWN_LINTS.contains(&package.name.as_str());
+    let free = package.keeps_lints || has_own || package.path.starts_with("fuzz/");
     (!free).then(|| {
         finding(
-            room,
+            package,
             1,
             Rule::Lints,
             "own lints",
@@ -87,13 +89,13 @@ fn lints(room: &Room<'_>) -> Option<Finding> {
     })
 }
 
-fn finding(room: &Room<'_>, line: usize, rule: Rule, what: &str, cure: &str) -> Finding {
-    Finding { path: room.path.into(), line, rule, what: what.into(), cure: cure.into() }
+fn finding(package: &Package<'_>, line: usize, rule: Rule, what: &str, cure: &str) -> Finding {
+    Finding { path: package.path.into(), line, rule, what: what.into(), cure: cure.into() }
 }
 
 /// Reads the few keys that matter; manifests here are one key per line.
-fn read(source: &Source) -> Room<'_> {
-    let mut room = Room {
+fn read(source: &Source) -> Package<'_> {
+    let mut package = Package {
         path: &source.path,
         name: String::new(),
         floor: None,
@@ -110,18 +112,18 @@ fn read(source: &Source) -> Room<'_> {
         let Some((key, value)) = text.split_once('=') else { continue };
         let (key, value) = (key.trim(), value.trim());
         match section {
-            "package" if key == "name" => value.trim_matches('"').clone_into(&mut room.name),
-            "package.metadata" if key == "floor" => room.floor = value.parse().ok(),
-            "lints" if key == "workspace" => room.keeps_lints = value == "true",
+            "package" if key == "name" => value.trim_matches('"').clone_into(&mut package.name),
+            "package.metadata" if key == "floor" => package.floor = value.parse().ok(),
+            "lints" if key == "workspace" => package.keeps_lints = value == "true",
             _ if section == "dependencies" || section.ends_with(".dependencies") => {
                 let import = key.split('.').next().unwrap_or(key).to_owned();
-                room.imports.push((line, import));
+                package.imports.push((line, import));
             }
             _ => {}
         }
     }
-    if room.path.starts_with("fuzz/") && room.floor.is_none() {
-        room.floor = Some(OUTSIDE);
+    if package.path.starts_with("fuzz/") && package.floor.is_none() {
+        package.floor = Some(OUTSIDE);
     }
-    room
+    package
 }

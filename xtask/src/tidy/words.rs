@@ -6,7 +6,7 @@ use super::tree::{Source, Tree};
 /// Marks of unfinished work: finish it, or open a ticket outside the code.
 const MARKS: &[&str] =
     &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("HA", "CK")];
-/// Plan talk, when a number or a single capital follows.
+/// Words for parts of a plan, if a number or a single capital letter follows.
 const PLAN: &[&str] = &["stage", "phase", "milestone", "sprint", "ticket"];
 
 /// A call that is refused in the shipped code of some crates, and what to write instead.

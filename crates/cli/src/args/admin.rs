@@ -30,8 +30,11 @@ pub(crate) struct SyncArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ResizeArgs {
     // `resize -1G VOLUME`, the order of btrfs-progs, has a message of its own.
-    /// Block device or image file: PATH[,PATH...][@SUBVOL][?offset=N]
-    #[arg(value_name = "VOLUME", allow_hyphen_values = true)]
+    #[arg(
+        value_name = "VOLUME",
+        allow_hyphen_values = true,
+        help = "Block device or image file: PATH[,PATH...][@SUBVOL][?offset=N]"
+    )]
     pub(crate) volume: OsString,
     /// New size in bytes, with suffix K, M, G or T; +N and -N are relative; max is the size of the
     /// device. DEVID selects one of several devices

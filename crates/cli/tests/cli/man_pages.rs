@@ -1,4 +1,4 @@
-//! The man pages in the repository are those that `man` writes from the table of flags.
+//! The man pages in the repository are those that `man` writes from the clap definition.
 
 use std::collections::BTreeMap;
 use std::fs;

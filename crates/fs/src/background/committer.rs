@@ -30,8 +30,8 @@ const DIRTY_TREE_BYTES_MAX: u64 = 256 << 20;
 /// Number of dirty inodes at which a writer writes all of them back itself.
 const DIRTY_INODES_MAX: usize = 64 << 10;
 
-/// Pending writes of a file that a background merge leaves for the next one, when extents that lie
-/// between them will be pending too.
+/// Number of pending writes of a file that a background merge leaves for the next merge. By then,
+/// extents between them are pending too, and all are merged together.
 const PENDING_MIN: u64 = 24 << 10;
 
 /// The thread, which ends when this is dropped.

@@ -1,4 +1,5 @@
-//! [`OutstandingIo`]: counts I/O that a thread which waits for a file waits for.
+//! [`OutstandingIo`]: counts the writeback batches and shared direct writes of a filesystem that
+//! have not completed, so that a thread that drains a file can wait until one of them does.
 
 use butternut_file::{RequestOwner, Source};
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
@@ -20,10 +21,10 @@ impl Default for OutstandingIo {
 }
 
 impl OutstandingIo {
-    /// Registers this, so that a thread that waits for a file waits for its I/O to complete.
+    /// Registers this as a request owner, so that a thread that drains a file waits for it.
     pub(crate) fn register(self: &Arc<Self>, source: &Source) {
-        let helper: Weak<Self> = Arc::downgrade(self);
-        source.add_request_owner(helper);
+        let owner: Weak<Self> = Arc::downgrade(self);
+        source.add_request_owner(owner);
     }
 
     /// Returns the time since a fixed instant: the clock of the throttle.

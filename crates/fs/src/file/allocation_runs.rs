@@ -16,8 +16,8 @@ pub(crate) struct AllocationRuns(Mutex<Vec<AllocationRun>, rank::AllocationRuns>
 impl AllocationRuns {
     /// Registers the runs as space that is returned when another writer finds none.
     pub(crate) fn register(self: &Arc<Self>, source: &Source) {
-        let helper: Weak<Self> = Arc::downgrade(self);
-        source.add_request_owner(helper);
+        let owner: Weak<Self> = Arc::downgrade(self);
+        source.add_request_owner(owner);
     }
 
     pub(super) fn with<R>(&self, source: &Source, run: impl FnOnce(&mut AllocationRun) -> R) -> R {

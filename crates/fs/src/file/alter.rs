@@ -1,5 +1,5 @@
-//! Changes of a file's data under its inode lock: the state of the data, and the
-//! attributes that follow from a change.
+//! Changes of a file's data under its inode lock: the state of the data, and the attributes that
+//! follow from a change.
 //!
 //! The laws are those of `file/write.rs`.
 

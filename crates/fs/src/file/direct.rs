@@ -3,8 +3,9 @@
 //!
 //! Laws:
 //!
-//! 1. A write of whole blocks inside the file shares the inode lock, unless it has privileges to
-//!    strip, or the file is append-only or synchronous (`chattr +S`).
+//! 1. A write of whole blocks inside the file shares the inode lock if the file is known to have no
+//!    privileges to strip, is neither append-only nor synchronous (`chattr +S`), and has no dirty
+//!    page in the range, and if one run of space on disk takes the whole write.
 //! 2. A write that finds too many pending extents merges some before it begins, with nothing
 //!    locked.
 //! 3. No lock is held while such a write is in flight. A thread that waits for the file waits for
@@ -32,15 +33,16 @@ const SECTOR: usize = 4096;
 const PENDING_KICK: u64 = 32 << 10;
 const PENDING_MAX: u64 = 64 << 10;
 const PENDING_STEP: u64 = 2 << 10;
-/// Pause of a write with [`PENDING_MAX`] pending writes. With fewer, the pause is this times the
-/// square of the fraction of the way from [`PENDING_KICK`]. So writers slow down to the rate of
+/// Delay of a queue's write at [`PENDING_MAX`] pending writes. With fewer, the delay is this times
+/// the square of the fraction of the way from [`PENDING_KICK`]. So queues slow down to the rate of
 /// merging without stopping.
 const PAUSE_MAX: Duration = Duration::from_micros(40);
 /// How many writes of a file are pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pending {
     Few,
-    /// The committer merges them; a writer pauses before it goes on.
+    /// The committer merges them. A queue sleeps for `pause` before a later write; a blocking
+    /// writer does not.
     Many {
         count: u64,
         pause: Duration,
@@ -64,7 +66,7 @@ impl Pending {
     }
 }
 
-/// Returns how long a write pauses with `pending` pending writes.
+/// Returns the delay of a queue's write with `pending` pending writes.
 fn pause(pending: u64) -> Duration {
     let part = |most: u64| most * (pending - PENDING_KICK) / (PENDING_MAX - PENDING_KICK);
     let nanos = u64::try_from(PAUSE_MAX.as_nanos()).unwrap_or(u64::MAX);

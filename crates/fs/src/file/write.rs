@@ -8,8 +8,10 @@
 //!    nothing.
 //! 2. The size and the times that `stat` returns are those of the last write that returned. The
 //!    inode item in the tree is updated when the data is merged.
-//! 3. A write that fails has changed nothing. A write that finds space for a part of its bytes
-//!    returns how many it wrote.
+//! 3. A write that fails has changed no byte and no size, but it may have stripped the file's
+//!    privileges. There are two exceptions: a write that a device fails may have changed the blocks
+//!    that it overwrites in place, and a synchronous file (`chattr +S`) has the bytes if only the
+//!    sync failed. A write that finds space for a part of its bytes returns how many it wrote.
 //! 4. A cached read or write that must not block (`RWF_NOWAIT`) is done as a whole, or it fails
 //!    with [`Error::WouldBlock`] and has changed nothing that is visible: no byte, no size, no
 //!    time. It waits for no lock that another thread holds during I/O, reads nothing from a device,
@@ -28,7 +30,7 @@ use butternut_pages::{CacheMode, UncachedFlush, WritebackReason};
 use butternut_sys::wait::Wait;
 use std::ops::Range;
 
-/// Writes from a cache in front of this library of at least so many bytes go past the page cache.
+/// Writes of at least this many bytes from a cache in front of this library go past the page cache.
 const LONG_BYTES_MIN: usize = 512 << 10;
 
 /// Bytes that a copy reads and writes in one step.
@@ -373,7 +375,9 @@ impl File {
         Ok(done)
     }
 
-    /// Makes the file's data and attributes durable: writes its dirty pages back and commits.
+    /// Makes the file's data, attributes and names durable: writes its dirty pages back, and what
+    /// changed of the file to the log tree. It commits instead if the log cannot express the
+    /// changes, or if [`Tunables::log_tree`](crate::Tunables::log_tree) is off.
     ///
     /// # Errors
     /// Data that could not be written, also by earlier writes and through other handles: every

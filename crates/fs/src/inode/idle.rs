@@ -16,8 +16,8 @@
 //!    error of writeback in it is left to report.
 //! 2. At most [`IDLE_FILES_MAX`] idle files keep their state, and besides them those that other
 //!    threads have locked at the moment.
-//! 3. No lock is waited for here, and no state is dropped with a lock held: dropping one may call
-//!    any lower crate. The next state of the file may be in use by then. So a state has ended
+//! 3. No inode lock is waited for here, and no state is dropped with a lock held: dropping one may
+//!    call any lower crate. The next state of the file may be in use by then. So a state has ended
 //!    before it leaves its inode ([`FileState::end_if_clean`]), and drops no pages.
 
 use crate::inode::table::InodeEntry;

@@ -118,19 +118,19 @@ impl Filesystem {
             return Ok(());
         }
         let inode = names::inode(&subvolume.tree, ino)?;
-        let gone = inode.filter(|inode| inode.nlink == 0);
-        if let Some(inode) = &gone {
+        let deleted = inode.filter(|inode| inode.nlink == 0);
+        if let Some(inode) = &deleted {
             require_deletable(subvolume, ino, inode)?;
             entry.set(*inode);
             self.drop_data(subvolume, &entry, inode, &mut state)?;
         }
         self.change(write_state, subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
-            if let Some(inode) = &gone {
+            if let Some(inode) = &deleted {
                 change.delete_inode(ino, inode.kind)?;
             }
             change.step(names::remove_orphan(&change.edit, ino)).map(drop)
         })?;
-        if gone.is_some() {
+        if deleted.is_some() {
             write_state.forget(&entry, &mut state);
         }
         Ok(())

@@ -7,7 +7,10 @@
 //! | size | mtime becomes now if the size differs; the same privileges are cleared, if asked to |
 //! | any, except a size that is the file's already | ctime becomes now |
 //!
-//! A call changes everything that it is to change, or nothing ([`Filesystem::set_attributes`]).
+//! A call that fails leaves all attributes as they were, as far as the volume can still be written,
+//! except for the size: a long file may keep a size between the old and the new one. A crash during
+//! a call that changes the size and an extended attribute may leave all changes but that of the
+//! size.
 
 use crate::change::Change;
 use crate::inode::privileges::{CAPABILITIES, stripped};

@@ -1,6 +1,7 @@
 //! [`Stat`]: kind, mode, owner, sizes and times of an inode.
 //!
-//! Every field has the value that the kernel's `statx` shows for the same image mounted read-only.
+//! Every field has the value that the kernel's `statx` shows for the same image mounted read-only,
+//! except for the times of a placeholder.
 
 use crate::inode::cache::InodeCache;
 use crate::inode::table::Lookup;

@@ -18,14 +18,17 @@
 //! 2. The names of an inode that exists are logged if a replay removes one of them. So a replay
 //!    never removes the last name of an inode that exists.
 //! 3. A name is logged under a directory that the last commit has, or whose names are logged. The
-//!    names of all its ancestors that changed are logged, so a replay makes no circle of
-//!    directories.
+//!    names of all its ancestors that changed are logged, so a replay makes no directory its own
+//!    descendant.
 //! 4. All inodes whose names or attributes are read are locked: [`RelatedLog::missing`] returns
 //!    those that are not, and the caller begins again.
 //! 5. An inode that is logged for its names only has an inode item of generation 0 and size 0: a
 //!    replay keeps the item of the last commit. All extended attributes are logged beside any inode
 //!    item, and all extents past the end of the file in the last commit, because a replay removes
 //!    those that the log lacks.
+//! 6. A file under a name or an index that another inode has in the last commit or in the log is
+//!    logged only if its contents are in the log, as far as the trees have them; otherwise the
+//!    fsync commits. So a crash leaves no file without its contents in place of the other inode.
 //!
 //! Left to others: the contents of the synced inode ([`log`](super)).
 

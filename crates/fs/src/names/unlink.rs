@@ -33,7 +33,7 @@ pub(crate) enum Fate {
     Untouched,
     /// It becomes an orphan: it is pinned, or its data may take transactions of its own to delete.
     Orphan,
-    /// It is deleted with its name, and at most so many items with its data.
+    /// It is deleted with its name, and at most this many items of its data.
     Deleted { data_items: u32 },
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! read   mapped ----------------------------------> device -> verified (copied) --> done
 //! write  begun --> staged with its neighbours ----> device -> each completed -----> done
-//!                  (checksummed, copied if lent)             (DSYNC: synced first)
+//!                  (checksummed, copied if borrowed)         (DSYNC: synced first)
 //! ```
 //!
 //! Laws:
@@ -13,16 +13,16 @@
 //!    under this lock, and only the owner waits for the lock: it may be an event loop, and one of
 //!    its requests may take long while another thread drains an unrelated file. No thread waits for
 //!    a file under this lock. No [`File`] is dropped under it either: the last handle of a file
-//!    without a name deletes the file, and a thread that helps may hold the lock of that very
-//!    inode. So a completed request keeps its file until the thread that owns the queue takes it
-//!    ([`Core::take_completed`]).
+//!    without a name deletes the file, and a thread that drains the file holds the lock of that
+//!    very inode. So a completed request keeps its file until the thread that owns the queue takes
+//!    it ([`Core::take_completed`]).
 //! 2. Direct writes that are contiguous on disk form one device write of up to [`STAGE_BYTES_MAX`]
 //!    bytes. If it fails, each is written alone, and fails alone.
 //! 3. A read that a device fails, or whose checksums do not match, is read again through the
 //!    general path, from the other mirrors.
 //! 4. In a steady state nothing is allocated for a read or for a write in place: lists keep their
 //!    memory.
-//! 5. A panic under the lock makes the volume read-only, and leaves nothing that waits for ever. A
+//! 5. A panic under the lock makes the volume read-only, and leaves no thread waiting for ever. A
 //!    request that is still known when the devices have none of the queue's requests left has
 //!    failed. A request that the panic has lost is not returned ([`Core::has_lost_requests`]).
 
@@ -56,7 +56,7 @@ const STAGE_BUFFERS_MAX: usize = 64;
 /// Maximum number of empty buffer lists that are kept.
 const BUFFER_LISTS_MAX: usize = 64;
 /// Pause of a thread that waits for requests of a queue which it does not own.
-const HELPER_PAUSE: Duration = Duration::from_micros(50);
+const DRAIN_PAUSE: Duration = Duration::from_micros(50);
 const SECTOR: usize = 4096;
 /// Memory with less alignment than this, in bytes, is copied.
 const ALIGN: usize = 512;
@@ -342,7 +342,7 @@ impl RequestOwner for Core {
                 return;
             }
         }
-        std::thread::sleep(timeout.min(HELPER_PAUSE));
+        std::thread::sleep(timeout.min(DRAIN_PAUSE));
     }
 
     fn release_space(&self) {

@@ -11,7 +11,7 @@ pub const PROCESS_NAMESPACE_XATTR: &str = "butternut.process_namespace";
 
 /// An attribute whose read commits the filesystem and returns the error of that commit. FUSE passes
 /// sync(2) on to the process only for a mount of a block device. A loss of file data is returned
-/// once to root or the user that mounted, and to other users until then.
+/// once to root or the user that mounted. Until then, every read by another user returns it, too.
 pub const SYNC_XATTR: &str = "butternut.sync";
 
 /// The number of failed writes from the kernel's page cache. The program learns of such an error

@@ -5,8 +5,9 @@
 //! reply      | OutHeader 16 | fixed part of the operation | names, or data |
 //! ```
 //!
-//! Numbers are in host byte order. Names of structures and fields are those of `linux/fuse.h`. The
-//! door knows what an operation means.
+//! Numbers are in host byte order. Names of structures and fields are those of `linux/fuse.h`.
+//!
+//! Left to others: what an operation does (`door`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

@@ -7,8 +7,8 @@
 //! 3. A write from the cache, or with `O_DIRECT`, is written completely or fails (`lane`).
 //! 4. Every other change of file data removes the set-user-id and set-group-id bits and the file
 //!    capabilities, as filesystems of the kernel do. The kernel does that itself where it can.
-//!    Otherwise it sets a flag in the request, or the request does not say; then every caller but
-//!    root loses them.
+//!    Otherwise it sets a flag in the request, or the request does not say; then a call of root
+//!    removes only the capabilities, and a call of any other user removes all.
 
 use std::os::fd::OwnedFd;
 

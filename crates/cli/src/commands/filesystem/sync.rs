@@ -1,9 +1,9 @@
 //! `filesystem sync`: commits all changes to the devices.
 //!
-//! For a volume that is not mounted, this deletes the orphan files that a crash has left. For a
-//! directory, it calls syncfs(2) on the mounted filesystem that contains it. FUSE passes the call
-//! on to the process of a Butternut mount only with `-o blkdev`, so the command lets that process
-//! commit as well.
+//! For a volume that is not mounted, this replays the log tree and deletes the orphans that a crash
+//! has left. For a directory, it calls syncfs(2) on the mounted filesystem that contains it. FUSE
+//! passes the call on to the process of a Butternut mount only with `-o blkdev`, so the command
+//! lets that process commit as well.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Panics under the lock of a queue's core: the volume becomes read-only, and nothing waits for
+//! Panics under the lock of a queue's core: the volume becomes read-only, and no thread waits for
 //! ever. Threads that use a core at the same time: a thread waits only for its own requests.
 
 use super::Locked;
