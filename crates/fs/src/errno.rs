@@ -117,6 +117,8 @@ fn volume(error: &VolumeError) -> i32 {
         | VolumeError::Unmapped { .. }
         | VolumeError::Unreadable(_)
         | VolumeError::ForeignSuper { .. }
+        | VolumeError::Overlap { .. }
+        | VolumeError::WritesEnded
         | VolumeError::Device { .. } => code::EIO,
     }
 }
@@ -128,6 +130,7 @@ fn tree(error: &TreeError) -> i32 {
         | TreeError::Corrupt { .. }
         | TreeError::NoTree { .. }
         | TreeError::Panicked
+        | TreeError::Ended
         | TreeError::Commit { .. }
         | TreeError::Log { .. }
         | TreeError::Discard(_)

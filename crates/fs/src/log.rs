@@ -124,7 +124,10 @@ impl Filesystem {
     /// # Errors
     /// [`Error::NotDirectory`]; the volume is read-only; the devices fail.
     pub fn sync_directory(&self, dir: FileId) -> Result<()> {
-        let Some(write_state) = &self.shared.write_state else { return Ok(()) };
+        if self.shared.write_state.is_none() {
+            return Ok(());
+        }
+        let write_state = self.may_sync()?;
         let _timed = self.timed(Operation::Sync);
         let entry = self.entry_of(write_state, dir)?;
         if self.attributes(&entry)?.kind != FileKind::Directory {
@@ -145,9 +148,6 @@ impl Filesystem {
     ) -> Logged<(LogTicket, bool)> {
         if !self.tunables().log_tree {
             return Err(Stop(CommitReason::Off));
-        }
-        if write_state.is_abandoned() {
-            return Err(Error::ReadOnly { what: "an abandoned filesystem" }.into());
         }
         let FileId { subvolume, ino, .. } = entry.id;
         let mut inodes = BTreeSet::from([ino]);

@@ -55,12 +55,10 @@ pub trait FilesystemExt {
     fn sync_and_keep_errors(&self) -> Result<()>;
 
     /// As [`sync_names`](Self::sync_names), and ends writing: when this returns, nothing writes to
-    /// the devices, and nothing will, so another program may use them. Later changes fail, and
-    /// later syncs only return errors that are left.
-    ///
-    /// # Errors
-    /// As [`sync_names`](Self::sync_names).
-    fn end_writes(&self) -> Result<()>;
+    /// the devices, and nothing will, so another program may use them. That holds also where
+    /// something could not be written: the next sync of all files returns the error. Later changes
+    /// and syncs of files fail. The caller has no other calls in flight that write.
+    fn end_writes(&self);
 
     /// As [`Filesystem::sync`], for a caller that does not depend on its success: errors are kept
     /// for the next sync.
@@ -142,8 +140,8 @@ impl FilesystemExt for Filesystem {
         Filesystem::sync_and_keep_errors(self)
     }
 
-    fn end_writes(&self) -> Result<()> {
-        Filesystem::end_writes(self)
+    fn end_writes(&self) {
+        Filesystem::end_writes(self);
     }
 
     fn sync_best_effort(&self) {

@@ -44,6 +44,8 @@ pub(crate) struct WriteState {
     opening: Mutex<(), rank::SubvolumeOpening>,
     /// Orphans that were not deleted, not reported yet: at most one record for each subvolume.
     left_orphans: Mutex<Vec<LeftOrphans>, rank::LeftOrphans>,
+    /// Why the end of writing failed, until a sync has returned it.
+    end_error: Mutex<Option<Error>, rank::EndError>,
 }
 
 /// A subvolume that was written to, or is about to be.
@@ -89,7 +91,13 @@ impl WriteState {
             renames: Mutex::default(),
             opening: Mutex::default(),
             left_orphans: Mutex::default(),
+            end_error: Mutex::default(),
         }
+    }
+
+    /// Returns why the end of writing failed, until a sync has returned it.
+    pub(crate) fn end_error(&self) -> MutexGuard<'_, Option<Error>> {
+        self.end_error.lock()
     }
 
     /// Recovers from poisoning: the list is consistent after a panic, and is only reported.

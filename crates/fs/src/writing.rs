@@ -27,6 +27,15 @@ impl Filesystem {
         Ok(write_state)
     }
 
+    /// Begins a sync of a file: checks that its changes may still be written.
+    pub(crate) fn may_sync(&self) -> Result<&Arc<WriteState>> {
+        let write_state = self.write_state()?;
+        if write_state.is_abandoned() {
+            return Err(Error::ReadOnly { what: "an abandoned filesystem" });
+        }
+        Ok(write_state)
+    }
+
     /// Returns the entry of an inode that is to be changed.
     pub(crate) fn entry_of(&self, write_state: &WriteState, id: FileId) -> Result<Arc<InodeEntry>> {
         if id.is_placeholder() {

@@ -5,7 +5,9 @@
 
 mod volume;
 
+use butternut::device::{Fault, Rule};
 use butternut::server::FilesystemExt;
+use butternut::{AttributeFlags, EnospcInjector, Filesystem, MountOptions, Privileges};
 use std::thread;
 use volume::{TestVolume, names, new};
 
@@ -23,16 +25,17 @@ fn nothing_is_written_after_the_end_of_writes() {
             scope.spawn(|| (0..50).for_each(|_| fs.sync().unwrap()));
         }
         file.write_at(0, &vec![7; 1 << 20]).unwrap();
-        fs.end_writes().unwrap();
+        fs.end_writes();
         let written = volume.devices()[0].counters().now();
         let copy = volume.copy();
         assert!(file.write_at(0, b"late").is_err());
         assert!(fs.create(fs.root(), b"late", &new(0o644)).is_err());
         // The last handle would delete the file.
         drop(open);
-        fs.end_writes().unwrap();
+        fs.end_writes();
         fs.sync().unwrap();
-        file.sync_all().unwrap_or_default();
+        assert!(file.sync_all().is_err());
+        assert!(fs.sync_directory(fs.root()).is_err());
         let later = volume.devices()[0].counters().now() - written;
         assert_eq!((later.writes, later.flushes, later.discards), (0, 0, 0));
         let read = copy.open();
@@ -46,4 +49,73 @@ fn nothing_is_written_after_the_end_of_writes() {
     let later = volume.devices()[0].counters().now() - written;
     assert_eq!((later.writes, later.flushes, later.discards), (0, 0, 0));
     volume.check();
+}
+
+/// Without space for the inode item of a file that was overwritten in place.
+#[test]
+fn writing_ends_also_where_something_cannot_be_written() {
+    let volume = TestVolume::new();
+    let injector = EnospcInjector::default();
+    let options = MountOptions::default()
+        .read_only(false)
+        .commit_seconds(0)
+        .enospc_injector(Some(injector.clone()));
+    let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+    let id = fs.create(fs.root(), b"in place", &new(0o644)).unwrap();
+    fs.set_attribute_flags(id, AttributeFlags::NOCOW).unwrap();
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, &[1; 8192]).unwrap();
+    fs.sync().unwrap();
+    file.write_direct(0, &[2; 4096], Privileges::Keep).unwrap();
+    injector.fail_growth();
+    fs.end_writes();
+    injector.fail_none();
+    let written = volume.devices()[0].counters().now();
+    assert!(fs.create(fs.root(), b"late", &new(0o644)).is_err());
+    drop(file);
+    assert!(fs.close().is_err(), "the error is reported");
+    let later = volume.devices()[0].counters().now() - written;
+    assert_eq!((later.writes, later.flushes, later.discards), (0, 0, 0));
+    volume.check();
+}
+
+/// The write comes when the data has been written back and the commit has begun.
+#[test]
+fn a_write_beside_the_end_of_writes_is_written_or_its_sync_fails() {
+    let volume = TestVolume::new();
+    let options = MountOptions::default().commit_seconds(0);
+    let (device, fs) = volume.open_faulty(&options);
+    let file = fs.open_file(fs.create(fs.root(), b"file", &new(0o644)).unwrap()).unwrap();
+    fs.sync().unwrap();
+    fs.create(fs.root(), b"change", &new(0o644)).unwrap();
+    // A commit reads the superblock before it writes it.
+    let held = device.add(Rule::at(65536..65537, Fault::HeldRead));
+    thread::scope(|scope| {
+        let ending = scope.spawn(|| fs.end_writes());
+        device.wait_for_held_reads(1);
+        file.write_at(0, &[7; 1 << 16]).unwrap();
+        device.remove(held);
+        ending.join().unwrap();
+    });
+    let written = volume.devices()[0].counters().now();
+    let synced = file.sync_all();
+    let later = volume.devices()[0].counters().now() - written;
+    assert_eq!((later.writes, later.flushes, later.discards), (0, 0, 0));
+    let copy = volume.copy().open();
+    let id = copy.lookup(copy.root(), b"file").unwrap();
+    assert_eq!(copy.open_file(id).unwrap().len().unwrap(), 1 << 16, "{synced:?}");
+}
+
+#[test]
+fn a_sync_of_an_abandoned_filesystem_writes_nothing_and_fails() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let file = fs.open_file(fs.create(fs.root(), b"file", &new(0o644)).unwrap()).unwrap();
+    file.write_at(0, &[7; 1 << 16]).unwrap();
+    fs.abandon();
+    let written = volume.devices()[0].counters().now();
+    assert!(file.sync_all().is_err());
+    assert!(fs.sync_directory(fs.root()).is_err());
+    let later = volume.devices()[0].counters().now() - written;
+    assert_eq!((later.writes, later.flushes, later.discards), (0, 0, 0));
 }

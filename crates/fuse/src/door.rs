@@ -193,7 +193,10 @@ impl Door {
             op::RELEASE => self.release(request),
             op::FSYNC => self.sync(request),
             op::FSYNCDIR => Ok(self.filesystem.sync_directory(self.node(request)?)?),
-            op::DESTROY => self.destroy(),
+            op::DESTROY => {
+                self.destroy();
+                Ok(())
+            }
             // The kernel drops the result where the caller is sync(2), so a loss of file data is
             // left for the sync of the file and for the unmount.
             op::SYNCFS => Ok(self.filesystem.sync_and_keep_errors()?),
@@ -214,10 +217,10 @@ impl Door {
     /// Serves the last request of a mount of type `fuseblk`. umount(2) waits for the reply, and
     /// then the kernel releases the block device, so nothing may write to it any more. The kernel
     /// ignores the result: errors are left for [`Self::close`].
-    fn destroy(&self) -> ErrnoResult<()> {
+    fn destroy(&self) {
         // No FORGET follows, and a pin keeps a removed directory.
         self.nodes.clear();
-        Ok(self.filesystem.end_writes()?)
+        self.filesystem.end_writes();
     }
 
     /// Returns the file that a request is about.

@@ -165,7 +165,9 @@ impl Blocks {
             .copied()
             .collect();
         for block in self.volume.read_blocks(&missing).into_iter().flatten() {
-            self.cache.insert(Arc::new(block));
+            if self.check_writable(&block).is_ok() {
+                self.cache.insert(Arc::new(block));
+            }
         }
     }
 
@@ -210,15 +212,21 @@ impl Blocks {
             logical: expected.logical,
             source: Box::new(source),
         })?;
-        if self.is_writable.load(Ordering::Acquire) && block.level() == 0 {
-            check::writable_leaf(&block).map_err(|refused| TreeError::Corrupt {
-                tree: expected.tree,
-                source: refused.at(format_args!("leaf {}", expected.logical)),
-            })?;
-        }
+        self.check_writable(&block).map_err(|refused| TreeError::Corrupt {
+            tree: expected.tree,
+            source: refused.at(format_args!("leaf {}", expected.logical)),
+        })?;
         let block = Arc::new(block);
         self.cache.insert(Arc::clone(&block));
         Ok(block)
+    }
+
+    /// Checks what [`Self::set_writable`] requires of a block.
+    fn check_writable(&self, block: &Block) -> Result<(), Refused> {
+        if self.is_writable.load(Ordering::Acquire) && block.level() == 0 {
+            check::writable_leaf(block)?;
+        }
+        Ok(())
     }
 }
 

@@ -51,6 +51,9 @@ pub enum TreeError {
         #[source]
         cause: Arc<TreeError>,
     },
+    /// Writing to the devices has ended, so there is no commit for these changes.
+    #[error("writing has ended before these changes")]
+    Ended,
     /// A thread panicked during a change and may have left half of it.
     #[error("a thread panicked in the middle of a change")]
     Panicked,

@@ -5,7 +5,9 @@
 mod xattrs;
 
 use butternut_device::{Counters, Device, DeviceError, Fault, FaultyDevice, MemoryDevice, Rule};
+use butternut_format::checksum::ChecksumKind;
 use butternut_format::key::{ItemType, Key};
+use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock};
 use butternut_format::units::TreeId;
 use butternut_mkfs::MkfsOptions;
 use butternut_tree::{Alter, Change, Forest, ForestOptions, Need, TreeError};
@@ -13,6 +15,7 @@ use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use xattrs::{all, xattr};
+use zerocopy::{FromZeros, IntoBytes};
 
 const MIB: u64 = 1 << 20;
 
@@ -45,6 +48,26 @@ fn inserted_items_are_found_before_and_after_the_commit_and_after_reopening() {
     }
     drop(forest);
     assert_eq!(all(&open(&device)), want);
+}
+
+/// As a copy of a device that was removed from the volume: its superblock has the fsid, and the
+/// volume has no device item for it.
+#[test]
+fn a_device_without_a_device_item_is_read_and_not_written() {
+    let device = fresh(256 * MIB);
+    let mut raw = RawSuperBlock::new_zeroed();
+    device.read_at(COPY_OFFSETS[0], raw.as_mut_bytes()).unwrap();
+    raw.dev_item.devid.set(2);
+    raw.dev_item.uuid = [9; 16];
+    raw.csum = ChecksumKind::Crc32c.compute(&raw.as_bytes()[32..]);
+    let removed = MemoryDevice::new("removed", 256 * MIB);
+    removed.write_at(COPY_OFFSETS[0], raw.as_bytes()).unwrap();
+    let devices: Vec<Arc<dyn Device>> = vec![device, Arc::new(removed)];
+    let volume = || Arc::new(Volume::open(devices.clone(), OpenOptions::default()).unwrap());
+    Forest::open(volume(), ForestOptions::default()).unwrap();
+    let refused = Forest::open_writable(volume(), ForestOptions::default()).unwrap_err();
+    let TreeError::Unwritable(refused) = &refused else { panic!("{refused}") };
+    assert!(refused.to_string().contains("removed, which has no device item"), "{refused}");
 }
 
 #[test]

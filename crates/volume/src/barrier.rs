@@ -40,7 +40,6 @@
 
 use crate::device_events::DeviceEventKind;
 use crate::error::{VolumeError, chain};
-use crate::foreign_writer::ForeignSuper;
 use crate::members::{LastSuper, Member};
 use crate::stripe::Layout;
 use crate::super_blocks;
@@ -84,11 +83,6 @@ struct SuperCopies {
 }
 
 impl Volume {
-    /// Fails if another writer has changed a superblock (law 8).
-    pub(crate) fn check_no_other_writer(&self) -> Result<(), VolumeError> {
-        self.foreign_writer.check()
-    }
-
     /// Returns whether every chunk can be written: all devices are present and open for writing,
     /// and none has missed a commit (law 11). With `degraded`, such devices are allowed if the
     /// volume is complete without them.
@@ -133,7 +127,7 @@ impl Volume {
     pub fn check_own_supers(&self) -> Result<(), VolumeError> {
         for member in self.members.iter().filter(|member| !member.is_seed) {
             if self.record_length(member) {
-                check_own_super(member).map_err(|found| self.foreign_writer.record(found))?;
+                check_own_super(member).map_err(|found| self.write_guard.record(found))?;
             }
         }
         Ok(())
@@ -215,7 +209,7 @@ impl Volume {
     ///
     /// As [`Volume::write_super`], and as [`Volume::flush`].
     pub fn write_super_after_log(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
-        self.check_no_other_writer()?;
+        self.write_guard.check()?;
         self.check_none_lost()?;
         let SuperCopies { others, .. } =
             self.super_copies(raw, COPY_OFFSETS.len(), Purpose::Commit)?;
@@ -309,7 +303,7 @@ impl Volume {
         purpose: Purpose,
         is_durable: bool,
     ) -> Result<(), VolumeError> {
-        self.check_no_other_writer()?;
+        self.write_guard.check()?;
         self.check_none_lost()?;
         let SuperCopies { primaries, mut others, mut lost } =
             self.super_copies(raw, copies_max, purpose)?;

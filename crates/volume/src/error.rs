@@ -66,6 +66,12 @@ pub enum VolumeError {
         #[source]
         refused: Refused,
     },
+    /// Another write of the same batch writes some of these bytes.
+    #[error("{bytes} bytes at logical {logical} overlap another write of the same batch")]
+    Overlap { logical: Logical, bytes: u64 },
+    /// [`Volume::end_writes`](crate::Volume::end_writes) was called.
+    #[error("writing to the devices has ended")]
+    WritesEnded,
     #[error("logical {logical}: writing to {profile} chunks is not supported")]
     ParityWrite { logical: Logical, profile: &'static str },
     /// The device is shorter than its device item says.

@@ -24,7 +24,6 @@ mod data_queue;
 mod device_events;
 mod discard;
 mod error;
-mod foreign_writer;
 mod in_place;
 mod members;
 mod profile;
@@ -41,6 +40,7 @@ mod tolerance;
 mod volume;
 mod write_batch;
 mod write_data;
+mod write_guard;
 
 pub use barrier::NotDurable;
 pub use chunk_map::Chunks;

@@ -6,11 +6,11 @@
 //!    known once its device items are installed.
 //! 2. If several volumes are given, the one that is not a seed is opened. If all are seeds, the one
 //!    with the newest generation is opened, which is the last one grown.
-//! 3. The newest superblock of the volume is authoritative; of equally new ones that of the lowest
-//!    devid, as in the kernel, in whatever order the devices are given. A crash while a log is
-//!    synced may leave different logs on them, and the space of one that was not replayed is used
-//!    again. A device with an older superblock is stale: its mirrors are read last, because old
-//!    blocks on it pass their checksums.
+//! 3. The newest superblock of the volume is authoritative; of equally new ones a first copy, which
+//!    alone names a log, and of several that of the lowest devid, as in the kernel, in whatever
+//!    order the devices are given. A crash while a log is synced may leave different logs on them,
+//!    and the space of one that was not replayed is used again. A device with an older superblock
+//!    is stale: its mirrors are read last, because old blocks on it pass their checksums.
 //! 4. Two devices with the same devid and uuid are two versions of one device, for example a cloned
 //!    image: the newer generation wins, as in the kernel. With equal generations both are refused
 //!    by name.
@@ -21,7 +21,7 @@ use crate::error::VolumeError;
 use crate::stale_ranges::StaleRanges;
 use butternut_device::Device;
 use butternut_format::device_item::{DeviceItem, RawDeviceItem};
-use butternut_format::super_block::SuperBlock;
+use butternut_format::super_block::{COPY_OFFSETS, SuperBlock};
 use butternut_format::units::{DevId, Generation};
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::cmp::Reverse;
@@ -256,8 +256,10 @@ pub(crate) fn match_devices(
 /// Returns the superblock of the volume to open.
 fn primary(given: &[(Arc<dyn Device>, SuperBlock)]) -> Result<SuperBlock, VolumeError> {
     let all_seeds = given.iter().all(|(_, super_block)| super_block.is_seeding());
-    let newness =
-        |super_block: &SuperBlock| (super_block.generation(), Reverse(super_block.device().devid));
+    let newness = |super_block: &SuperBlock| {
+        let is_first_copy = super_block.raw().bytenr.get() == COPY_OFFSETS[0];
+        (super_block.generation(), is_first_copy, Reverse(super_block.device().devid))
+    };
     let mut best: Option<&(Arc<dyn Device>, SuperBlock)> = None;
     for candidate in given {
         if candidate.1.is_seeding() && !all_seeds {

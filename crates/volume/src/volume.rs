@@ -15,20 +15,20 @@
 //! 2. Without `degraded`, a missing device is an error that names it. With `degraded`, the volume
 //!    opens if every chunk can be read, each by its own profile and from its own devices.
 //! 3. A device of another volume that has no device item here is an error. A device of this volume
-//!    without a device item is accepted: the chunks of a valid volume do not name it, so no data is
-//!    read from it, but it is flushed and gets superblocks like the others.
+//!    without a device item, as a copy of one that was removed from it, is accepted for reading
+//!    only: the chunks of a valid volume do not name it, so no data is read from it.
 //! 4. A device that is shorter than its device item says is refused, as in the kernel: chunks may
 //!    be at its end, or be allocated there later.
 
 use crate::chunk_map::{ChunkMap, Chunks};
 use crate::error::VolumeError;
-use crate::foreign_writer::ForeignWriter;
 use crate::in_place::InPlace;
 use crate::members::{DeviceStatus, ErrorCounts, Member, match_devices};
 use crate::queue_pool::QueuePool;
 use crate::rescue::counts::Rescues;
 use crate::stripe::{IoStripe, Layout};
 use crate::super_blocks;
+use crate::write_guard::WriteGuard;
 use arc_swap::ArcSwap;
 use butternut_device::Device;
 use butternut_format::chunk::{Chunk, Stripe};
@@ -68,7 +68,7 @@ pub struct Volume {
     items: Mutex<BTreeMap<(DevId, [u8; 16]), DeviceItem>, rank::DeviceItems>,
     writable_degraded: AtomicBool,
     pub(crate) in_place: InPlace,
-    pub(crate) foreign_writer: ForeignWriter,
+    pub(crate) write_guard: WriteGuard,
     /// The devices without which the volume is not complete, and that failed a flush (law 10 of
     /// [`crate::barrier`]).
     pub(crate) lost_writes: OnceLock<Vec<DevId>>,
@@ -103,7 +103,7 @@ impl Volume {
             items: Mutex::default(),
             writable_degraded: AtomicBool::new(false),
             in_place: InPlace::default(),
-            foreign_writer: ForeignWriter::default(),
+            write_guard: WriteGuard::default(),
             lost_writes: OnceLock::new(),
         };
         for chunk in super_block.system_chunks() {
@@ -173,6 +173,15 @@ impl Volume {
             return Ok(());
         }
         Err(VolumeError::ChunksLost { devids, chunks: chunks.len(), lost })
+    }
+
+    /// Returns the name of the first device of the volume without a device item (law 3).
+    pub fn unlisted_device(&self) -> Option<&str> {
+        let items = self.items();
+        let is_unlisted = |member: &&Member| {
+            !member.is_seed && !items.contains_key(&(member.item().devid, member.item().uuid))
+        };
+        self.members.iter().find(is_unlisted).map(|member| member.device.name())
     }
 
     /// Returns the newest superblock of the volume, as it was when the volume was opened.

@@ -18,6 +18,8 @@
 //! 5. A durable batch is one device write that flushes the device. If it fails, it is not known
 //!    whether the write failed or the flush, which a device reports once. So it counts as a failed
 //!    flush, and nothing is written again.
+//! 6. Of parts that overlap on a device, the first is written and the others fail: which of them
+//!    the device keeps would be undefined. They come from volumes whose extents overlap.
 
 use crate::chunk_map::Chunks;
 use crate::device_events::DeviceEventKind;
@@ -49,6 +51,8 @@ pub(crate) struct WriteBatch<'c, 'b> {
     chunks: &'c Chunks,
     content: Content,
     parts: Vec<Part<'c, 'b>>,
+    /// The writes that share bytes with another one, and their errors.
+    overlapping: Vec<(usize, VolumeError)>,
 }
 
 impl<'c, 'b> WriteBatch<'c, 'b> {
@@ -59,28 +63,39 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
         content: Content,
         writes: usize,
     ) -> Self {
-        Self { volume, chunks, content, parts: Vec::with_capacity(writes) }
+        let (parts, overlapping) = (Vec::with_capacity(writes), Vec::new());
+        Self { volume, chunks, content, parts, overlapping }
     }
 
     /// Whether the batch is one device write, and a durable one flushes the device (law 5).
     pub(crate) fn can_flush(&mut self) -> bool {
         self.sort();
-        coalesced(&self.parts).len() == 1
+        self.overlapping.is_empty()
+            && coalesced(&self.parts).len() == 1
             && self.parts.first().is_some_and(|part| {
                 part.layout.mirrors(&part.segment).len() == 1 && self.volume.durable_write_flushes()
             })
     }
 
-    /// Sorts the parts by where they are on their device.
-    ///
-    /// # Panics
-    /// Writes overlap: which of them the device keeps would be undefined.
+    /// Sorts the parts by where they are on their device, and removes those that overlap the part
+    /// before them (law 6).
     fn sort(&mut self) {
         self.parts.sort_unstable_by_key(|part| {
             (part.layout.logical(), part.segment.first_mirror, part.segment.stripe_offset)
         });
-        let is_apart = self.parts.is_sorted_by(|before, after| !overlaps(before, after));
-        assert!(is_apart, "writes of a batch overlap");
+        if self.parts.is_sorted_by(|before, after| !overlaps(before, after)) {
+            return;
+        }
+        let mut apart: Vec<Part<'c, 'b>> = Vec::with_capacity(self.parts.len());
+        for part in std::mem::take(&mut self.parts) {
+            if apart.last().is_some_and(|before| overlaps(before, &part)) {
+                let (logical, bytes) = (part.segment.logical, part.segment.bytes);
+                self.overlapping.push((part.range, VolumeError::Overlap { logical, bytes }));
+            } else {
+                apart.push(part);
+            }
+        }
+        self.parts = apart;
     }
 
     /// Adds a write. Adds nothing if it cannot be written to every mirror.
@@ -148,8 +163,9 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
             }
         }
         failures.sort_by_key(|(part, _)| *part);
-        let failures = failures.into_iter();
-        failures.filter_map(|(part, error)| Some((parts.get(part)?.range, error))).collect()
+        let failures =
+            failures.into_iter().filter_map(|(part, error)| Some((parts.get(part)?.range, error)));
+        failures.chain(self.overlapping).collect()
     }
 
     /// Writes a batch that can flush, and flushes (law 5).
@@ -211,7 +227,7 @@ impl Volume {
         layout: &Layout,
         segment: &Segment,
     ) -> Result<(), VolumeError> {
-        self.check_no_other_writer()?;
+        self.write_guard.check()?;
         let attributes = layout.attributes();
         if attributes.parities > 0 {
             return Err(VolumeError::ParityWrite {

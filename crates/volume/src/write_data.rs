@@ -9,8 +9,7 @@
 //!    submitted as one device write.
 //! 3. A write is durable only when [`Volume::flush`] has returned after it.
 //!
-//! Writes of one batch must not overlap: which of them the device keeps would be undefined, so the
-//! batch panics before it writes anything.
+//! Writes of one batch must not overlap (law 6 of [`crate::write_batch`]).
 
 use crate::chunk_map::Chunks;
 use crate::error::VolumeError;

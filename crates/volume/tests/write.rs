@@ -302,3 +302,43 @@ fn the_log_is_that_of_the_first_device_whatever_the_order() {
         }
     }
 }
+
+/// The first copy of device 1 was being written when the power failed. Its other copies have the
+/// same generation, and name no log.
+#[test]
+fn a_torn_first_copy_of_one_device_does_not_lose_the_log_of_another() {
+    let device = |devid: u64| -> Arc<dyn Device> {
+        let device = MemoryDevice::new(&format!("memory{devid}"), DEVICE_BYTES);
+        for (copy, at) in COPY_OFFSETS.into_iter().enumerate().take(2) {
+            let mut raw = super_block(devid, 2);
+            raw.log_root.set(if copy == 0 { 2 << 20 } else { 0 });
+            raw.bytenr.set(at);
+            raw.csum = ChecksumKind::Crc32c.compute(&raw.as_bytes()[32..]);
+            device.write_at(at, raw.as_bytes()).unwrap();
+        }
+        Arc::new(device)
+    };
+    let (torn, good) = (device(1), device(2));
+    torn.write_at(COPY_OFFSETS[0] + 512, &[0xee; 512]).unwrap();
+    for devices in [vec![torn.clone(), good.clone()], vec![good, torn]] {
+        let volume = Volume::open(devices, OpenOptions::default()).unwrap();
+        assert_eq!(volume.super_block().raw().log_root.get(), 2 << 20);
+    }
+}
+
+#[test]
+fn of_overlapping_writes_of_a_batch_one_is_written_and_the_others_fail() {
+    let set = set(BlockGroupFlags(0), 1);
+    let bytes = pattern(1, 65536);
+    let mut writes = [
+        DataWrite::new(Logical(START + 4096), &bytes[..16384]),
+        DataWrite::new(Logical(START + 65536), &bytes[..4096]),
+        DataWrite::new(Logical(START), &bytes),
+    ];
+    set.volume.write_data(&mut writes);
+    let results = writes.each_ref().map(|write| write.result.as_ref().err());
+    let [Some(VolumeError::Overlap { logical, bytes: 16384 }), None, None] = results else {
+        panic!("{results:?}")
+    };
+    assert_eq!(*logical, Logical(START + 4096));
+}

@@ -116,15 +116,25 @@ impl Filesystem {
     }
 
     /// As [`FilesystemExt::end_writes`](crate::server::FilesystemExt::end_writes).
-    pub(crate) fn end_writes(&self) -> Result<()> {
-        self.sync_names()?;
-        let Some(write_state) = &self.shared.write_state else { return Ok(()) };
+    pub(crate) fn end_writes(&self) {
+        let Some(write_state) = &self.shared.write_state else { return };
         if !write_state.is_abandoned() {
-            // Before the last commit, so that no change comes after it.
+            let synced = self.sync_names();
+            // From here on changes and syncs are refused. What changed meanwhile is written, too.
             write_state.abandon();
-            self.commit()?;
+            let written = match self.write_back_all(write_state) {
+                Err(Error::File(_)) => Ok(()),
+                done => done,
+            };
+            if let Err(error) = written.and(self.commit()) {
+                // The first error has the cause, if there are two.
+                *write_state.end_error() = Some(synced.err().unwrap_or(error));
+            }
         }
-        Ok(self.forest().end_commits()?)
+        // After the last writes, also where some have failed.
+        if let Err(error) = self.forest().end_writes() {
+            write_state.end_error().get_or_insert(error.into());
+        }
     }
 
     /// Writes all files back and commits. A loss of file data is kept for the next sync.
@@ -133,7 +143,7 @@ impl Filesystem {
         // Also when nothing is committed: the committer has more work until its signal is cleared.
         write_state.signal.begin();
         if write_state.is_abandoned() {
-            return Ok(());
+            return write_state.end_error().take().map_or(Ok(()), Err);
         }
         let written = self.write_back_all(write_state);
         let committed = self.commit();

@@ -388,7 +388,7 @@ impl File {
         let Some(pin) = self.pin.as_ref() else { return Ok(()) };
         let _timed = self.timed(Operation::Sync);
         let filesystem = pin.filesystem();
-        let write_state = filesystem.write_state()?;
+        let write_state = filesystem.may_sync()?;
         let merged = filesystem.write_back_one(write_state, pin.entry());
         let durable = filesystem.sync_file(write_state, pin.entry());
         merged.and(self.check_errors()).and(durable)

@@ -120,6 +120,8 @@ ranks! {
     Subvolumes
     /// The orphans that could not be deleted.
     LeftOrphans
+    /// Why the end of writing failed.
+    EndError
     /// The list of dirty inodes.
     DirtyInodes
     /// The files that keep their state while no handle refers to them.

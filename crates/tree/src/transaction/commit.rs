@@ -87,14 +87,17 @@ impl Forest {
         self.commit_once()
     }
 
-    /// Ends commits: when this returns, none is writing, and later ones write nothing and succeed.
+    /// Ends commits and the log: when this returns, neither is being written, and nothing is
+    /// written to the devices any more. Later commits succeed if there are no changes to commit.
     ///
     /// # Errors
     /// The volume was opened for reading.
-    pub fn end_commits(&self) -> Result<(), TreeError> {
-        let running = self.running()?;
-        // Waits for a commit that another thread has begun.
+    pub fn end_writes(&self) -> Result<(), TreeError> {
+        let (running, log) = (self.running()?, self.log()?);
+        // Waits for a commit and for a batch of the log that other threads have begun.
         *running.committing.lock() = true;
+        drop(log.io.lock());
+        self.volume().end_writes();
         Ok(())
     }
 
@@ -104,7 +107,9 @@ impl Forest {
         let target = running.gate.generation();
         let has_ended = running.committing.lock();
         if *has_ended {
-            return Ok(running.gate.committed());
+            running.gate.check()?;
+            let is_committed = !running.gate.is_changed();
+            return is_committed.then(|| running.gate.committed()).ok_or(TreeError::Ended);
         }
         if running.gate.committed() >= target {
             self.flush_in_place(running, target)?;

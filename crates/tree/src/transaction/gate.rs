@@ -97,6 +97,11 @@ impl Gate {
         self.join().map(|_| Membership { gate: self, watch: PanicState::now() })
     }
 
+    /// Whether the running transaction has changes.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.state().is_changed
+    }
+
     pub(crate) fn mark_changed(&self) {
         self.state().is_changed = true;
     }

@@ -32,6 +32,11 @@ pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), Tre
         "none: disable them first",
     )
     .map_err(TreeError::Unwritable)?;
+    if let Some(device) = trees.volume().unlisted_device() {
+        let have = format_args!("{device}, which has no device item");
+        let want = "only devices of the volume: leave out one that was removed from it";
+        return Err(TreeError::Unwritable(Refused::new("devices", have, want)));
+    }
     let want = "all of them writable (the option degraded accepts stale ones)";
     require(trees.volume().is_writable(), "devices", "read-only, stale or missing", want)
         .map_err(TreeError::Unwritable)?;

@@ -73,6 +73,14 @@ fn check(
     assert_eq!(have, Rewrite { changes, references, bytes_used: blocks_used * 4096 });
 }
 
+/// A volume may have an empty item past the end of a file, and the file grows.
+#[test]
+fn an_empty_item_where_a_hole_begins_is_refused() {
+    let old = [regular(0, 4, 1, 0), regular(6, 6, 2, 0)];
+    let refused = plan(&old, &[], vec![], &[blocks(4, 16)]).unwrap_err();
+    assert!(refused.to_string().starts_with("file offset of an extent item"), "{refused}");
+}
+
 #[test]
 fn an_item_is_cut_at_its_front_back_or_middle_or_dropped() {
     let old = [regular(4, 12, 1, 2)];
