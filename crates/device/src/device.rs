@@ -4,6 +4,7 @@ use crate::counters::Counters;
 use crate::error::DeviceError;
 use butternut_sys::file::{Alignment, DiskFile, WriteCache};
 use std::fmt::Debug;
+use std::time::Duration;
 
 /// A block device. All calls block. Any thread may call them, also concurrently; two concurrent
 /// calls on the same bytes, at least one of them a write, run in an unspecified order.
@@ -61,6 +62,15 @@ pub trait Device: Debug + Send + Sync {
     /// # Errors
     /// The device reports a failed flush.
     fn flush(&self) -> Result<(), DeviceError>;
+
+    /// Claims a block device exclusively that the caller's mount has held until now, and waits for
+    /// at most `wait` for it. Does nothing for other devices.
+    ///
+    /// # Errors
+    /// Another program holds the device. It may have written to it.
+    fn claim(&self, _wait: Duration) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// Declares a range unused (TRIM). Succeeds without effect on devices that do not support it.
     ///

@@ -47,6 +47,13 @@ pub enum DeviceError {
         #[source]
         cause: Errno,
     },
+    /// The mount that held the device has ended.
+    #[error("{device}: cannot be claimed after its mount has ended")]
+    Claim {
+        device: Box<str>,
+        #[source]
+        cause: Errno,
+    },
     #[error("no device has number {index}")]
     NoDevice { index: usize },
     /// The initial result of a [`ReadInto`](crate::ReadInto) or a [`WriteFrom`](crate::WriteFrom),

@@ -14,6 +14,7 @@
 //! | `LostWrite` | success | the old contents |
 //! | `Delay` | success, later | as requested |
 //! | `HeldRead` | what a read sees after the rule is removed | as requested |
+//! | `ClaimError` | EBUSY from [`Device::claim`] | the old contents |
 //!
 //! # When a rule applies
 //!
@@ -29,7 +30,7 @@
 //!
 //! Rules may be added and removed while requests run. They apply in the order in which they were
 //! added; errors come before damage, and of several rules that damage a write only the first
-//! applies. Flush errors ignore the range. Discards have no faults.
+//! applies. Flush and claim errors ignore the range. Discards have no faults.
 
 use crate::counters::Counters;
 use crate::device::Device;
@@ -82,9 +83,10 @@ pub enum Fault {
     Delay(Duration),
     /// Blocks reads until the rule is removed.
     HeldRead,
+    ClaimError,
 }
 
-const FAULTS: usize = 10;
+const FAULTS: usize = 11;
 
 /// Which blocks or requests a rule selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +139,7 @@ pub struct FaultCounts {
     pub lost_writes: u64,
     pub delays: u64,
     pub held_reads: u64,
+    pub claim_errors: u64,
 }
 
 #[derive(Debug, Default)]
@@ -232,6 +235,7 @@ impl FaultyDevice {
             lost_writes: of(Fault::LostWrite),
             delays: of(Fault::Delay(Duration::ZERO)),
             held_reads: of(Fault::HeldRead),
+            claim_errors: of(Fault::ClaimError),
         }
     }
 
@@ -247,11 +251,11 @@ impl FaultyDevice {
         let end = offset.saturating_add(bytes);
         let match_rule = |active: &ActiveRule| {
             let fault = active.rule.fault;
-            let is_flush = matches!(fault, Fault::FlushError);
-            let (start, end) = if is_flush {
-                (0, 1)
-            } else {
+            let has_range = !matches!(fault, Fault::FlushError | Fault::ClaimError);
+            let (start, end) = if has_range {
                 (active.rule.range.start.max(offset), active.rule.range.end.min(end))
+            } else {
+                (0, 1)
             };
             if !concerns(fault) || start >= end {
                 return None;
@@ -294,8 +298,10 @@ impl FaultyDevice {
                 self.wait_until(|| !self.has_rule(rule.id));
             }
         }
-        let is_error =
-            |fault| matches!(fault, Fault::ReadError | Fault::WriteError | Fault::FlushError);
+        let is_error = |fault| {
+            matches!(fault, Fault::ReadError | Fault::WriteError | Fault::FlushError)
+                || fault == Fault::ClaimError
+        };
         match matched.iter().find(|rule| is_error(rule.fault)) {
             Some(rule) => {
                 self.count(rule.fault);
@@ -342,6 +348,7 @@ impl FaultyDevice {
                 | Fault::TornWrite
                 | Fault::LostWrite
                 | Fault::HeldRead
+                | Fault::ClaimError
                 | Fault::Delay(_) => {}
             }
         }
@@ -454,6 +461,7 @@ impl Device for FaultyDevice {
             | Fault::Rot { .. }
             | Fault::MisdirectedRead { .. }
             | Fault::HeldRead
+            | Fault::ClaimError
             | Fault::Delay(_) => {
                 self.counters().count_write(memory.len());
                 Ok(())
@@ -468,6 +476,14 @@ impl Device for FaultyDevice {
             return Err(DeviceError::flush(self, cause));
         }
         self.inner.flush()
+    }
+
+    fn claim(&self, wait: Duration) -> Result<(), DeviceError> {
+        let matched = self.match_rules(0, 1, |fault| matches!(fault, Fault::ClaimError));
+        if self.delay_or_fail(&matched).is_err() {
+            return Err(DeviceError::Claim { device: self.name().into(), cause: Errno::BUSY });
+        }
+        self.inner.claim(wait)
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
@@ -491,6 +507,7 @@ fn index(fault: Fault) -> usize {
         Fault::LostWrite => 7,
         Fault::Delay(_) => 8,
         Fault::HeldRead => 9,
+        Fault::ClaimError => 10,
     }
 }
 

@@ -17,6 +17,7 @@ use butternut_sys::file::{Alignment, DiskFile, OpenDisk, Sharing, WriteCache};
 use butternut_sys::lock::{Mutex, rank};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Alignment of the offset of a window that allows direct I/O, in bytes.
 const WINDOW_ALIGN: u64 = 4096;
@@ -207,6 +208,11 @@ impl Device for FileDevice {
     fn flush(&self) -> Result<(), DeviceError> {
         self.counters.count_flush();
         self.file.flush().map_err(|cause| DeviceError::flush(self, cause))
+    }
+
+    fn claim(&self, wait: Duration) -> Result<(), DeviceError> {
+        let device = || self.name.clone();
+        self.file.claim(wait).map_err(|cause| DeviceError::Claim { device: device(), cause })
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {

@@ -118,6 +118,7 @@ fn volume(error: &VolumeError) -> i32 {
         | VolumeError::Unreadable(_)
         | VolumeError::ForeignSuper { .. }
         | VolumeError::Overlap { .. }
+        | VolumeError::MountEnded(_)
         | VolumeError::WritesEnded
         | VolumeError::Device { .. } => code::EIO,
     }

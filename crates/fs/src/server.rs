@@ -60,6 +60,14 @@ pub trait FilesystemExt {
     /// and syncs of files fail. The caller has no other calls in flight that write.
     fn end_writes(&self);
 
+    /// Sets what tells whether the kernel's mount of a device of the volume still exists, for a
+    /// filesystem that was opened with
+    /// [`mounted_device`](crate::MountOptions::mounted_device). When it has ended without
+    /// [`end_writes`](Self::end_writes), nothing is written unless the device can be claimed and
+    /// is unchanged. `is_mounted` is called before each write, by any thread, and must not call the
+    /// filesystem.
+    fn set_mount_watch(&self, is_mounted: Box<dyn Fn() -> bool + Send + Sync>);
+
     /// As [`Filesystem::sync`], for a caller that does not depend on its success: errors are kept
     /// for the next sync.
     fn sync_best_effort(&self);
@@ -138,6 +146,10 @@ impl FilesystemExt for Filesystem {
 
     fn sync_and_keep_errors(&self) -> Result<()> {
         Filesystem::sync_and_keep_errors(self)
+    }
+
+    fn set_mount_watch(&self, is_mounted: Box<dyn Fn() -> bool + Send + Sync>) {
+        self.volume().set_mount_watch(is_mounted);
     }
 
     fn end_writes(&self) {

@@ -8,6 +8,8 @@ mod volume;
 use butternut::device::{Fault, Rule};
 use butternut::server::FilesystemExt;
 use butternut::{AttributeFlags, EnospcInjector, Filesystem, MountOptions, Privileges};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use volume::{TestVolume, names, new};
 
@@ -118,4 +120,35 @@ fn a_sync_of_an_abandoned_filesystem_writes_nothing_and_fails() {
     assert!(fs.sync_directory(fs.root()).is_err());
     let later = volume.devices()[0].counters().now() - written;
     assert_eq!((later.writes, later.flushes, later.discards), (0, 0, 0));
+}
+
+/// The kernel's mount of the device has ended without its last request. Only an unchanged device
+/// that can be claimed is written.
+#[test]
+fn after_the_end_of_the_mount_only_a_claimed_and_unchanged_device_is_written() {
+    for (is_claimed, is_changed) in [(true, false), (false, false), (true, true)] {
+        let volume = TestVolume::new();
+        let (device, fs) = volume.open_faulty(&MountOptions::default().commit_seconds(0));
+        let is_mounted = Arc::new(AtomicBool::new(true));
+        let watched = Arc::clone(&is_mounted);
+        fs.set_mount_watch(Box::new(move || watched.load(Ordering::Relaxed)));
+        fs.create(fs.root(), b"before", &new(0o644)).unwrap();
+        fs.sync().unwrap();
+        let file = fs.open_file(fs.create(fs.root(), b"file", &new(0o644)).unwrap()).unwrap();
+        file.write_at(0, &[7; 1 << 16]).unwrap();
+        is_mounted.store(false, Ordering::Relaxed);
+        if !is_claimed {
+            device.add(Rule::everywhere(Fault::ClaimError));
+        }
+        if is_changed {
+            volume.devices()[0].write_at(65536, &[0; 4096]).unwrap();
+        }
+        let written = volume.devices()[0].counters().now();
+        let is_written = is_claimed && !is_changed;
+        assert_eq!(file.sync_all().is_ok(), is_written, "{is_claimed} {is_changed}");
+        drop(file);
+        assert_eq!(fs.close().is_ok(), is_written, "{is_claimed} {is_changed}");
+        let later = volume.devices()[0].counters().now() - written;
+        assert_eq!(later.writes > 0, is_written, "{is_claimed} {is_changed}");
+    }
 }

@@ -20,9 +20,10 @@ pub(crate) mod request;
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::io::{write, writev};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{retry_on_intr, write, writev};
 use zerocopy::IntoBytes;
 
 use crate::connection::protocol::{
@@ -50,6 +51,14 @@ pub(crate) fn is_connected(result: rustix::io::Result<usize>) -> io::Result<bool
         Err(Errno::NODEV) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// Returns whether the mount still exists: the kernel ends the connection with it, and before a
+/// block device is released.
+pub(crate) fn is_alive(device: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&device, PollFlags::empty())];
+    let answered = retry_on_intr(|| poll(&mut polled, Some(&Timespec::default())));
+    answered.is_ok() && !polled[0].revents().contains(PollFlags::ERR)
 }
 
 /// Sends a reply from another thread than the one that read the request (law 1).

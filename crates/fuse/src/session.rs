@@ -209,8 +209,15 @@ pub fn mount_attempt(
         caching: options.caching,
         report,
     };
+    let is_of_block_device = device_mount.is_some();
     let guard = open_mount(&attempt, device_mount, options).map_err(FuseError::MountFailed)?;
     let device = Arc::clone(&guard.superblock.connection);
+    if is_of_block_device {
+        // A strong reference would keep the connection from ending.
+        let connection = Arc::downgrade(&device);
+        let is_mounted = move || connection.upgrade().is_some_and(connection::is_alive);
+        filesystem.set_mount_watch(Box::new(is_mounted));
+    }
     let root = filesystem.root();
     let filesystem = match (&options.top_level, &guard.detached) {
         (Some((top, _)), Some(_)) => filesystem.with_subvolume(top.subvolume),

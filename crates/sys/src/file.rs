@@ -22,7 +22,8 @@
 //!    for a child process, which has the descriptors of this one until it executes its program.
 //! 5. A block device that the caller has mounted with type `fuseblk` ([`OpenDisk::mounted`]) is
 //!    opened without `O_EXCL`: the kernel's mount excludes what law 2 does, and would exclude the
-//!    caller, too. The locks are taken all the same.
+//!    caller, too. The locks are taken all the same. When that mount has ended, the caller claims
+//!    the device itself ([`DiskFile::claim`]).
 //! 6. Where locks do not exist (some network filesystems), a read-only open continues without one,
 //!    and a writable open fails.
 //!
@@ -36,6 +37,7 @@ use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Alignment of direct transfers, in bytes, that is assumed where the kernel reports none.
@@ -60,6 +62,10 @@ pub struct DiskFile {
     alignment: Alignment,
     logical_block_bytes: u32,
     cache: WriteCache,
+    /// The disk was opened by law 5.
+    is_mounted: bool,
+    /// The claim of [`DiskFile::claim`].
+    claimed: OnceLock<OwnedFd>,
     /// The locks on the storage beneath a loop device.
     _beneath: Vec<OwnedFd>,
 }
@@ -85,6 +91,13 @@ pub struct OpenDisk {
 impl Default for OpenDisk {
     fn default() -> OpenDisk {
         OpenDisk { writable: false, direct: true, sharing: Sharing::Locked, mounted: None }
+    }
+}
+
+impl OpenDisk {
+    /// Returns whether law 5 is for this disk.
+    fn is_mounted(&self, kind: DiskKind) -> bool {
+        self.mounted.is_some_and(|numbers| is_device(kind, numbers))
     }
 }
 
@@ -234,6 +247,8 @@ impl DiskFile {
             alignment,
             logical_block_bytes,
             cache: write_cache(kind, is_direct),
+            is_mounted: how.is_mounted(kind),
+            claimed: OnceLock::new(),
             _beneath: beneath,
         })
     }
@@ -275,6 +290,32 @@ impl DiskFile {
 
     pub fn write_cache(&self) -> WriteCache {
         self.cache
+    }
+
+    /// Claims a block device exclusively that the caller's mount has held until now (law 5). Waits
+    /// for at most `wait` until no other program holds it. Does nothing for other disks.
+    ///
+    /// # Errors
+    /// `EBUSY`: another program holds the device. It may have written to it.
+    pub fn claim(&self, wait: Duration) -> Result<(), Errno> {
+        if !self.is_mounted || self.claimed.get().is_some() {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let path = format!("/proc/thread-self/fd/{}", self.fd.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+        loop {
+            match rustix::fs::open(&path, flags, Mode::empty()) {
+                Ok(fd) => {
+                    self.claimed.get_or_init(|| fd);
+                    return Ok(());
+                }
+                Err(rustix::io::Errno::BUSY) if start.elapsed() < wait => {
+                    std::thread::sleep(RELEASE_PAUSE);
+                }
+                Err(cause) => return Err(cause.into()),
+            }
+        }
     }
 
     /// Reads until `memory` is full or the file ends. Returns the number of bytes read.
@@ -381,7 +422,7 @@ fn disk_kind(path: &Path, stat: &rustix::fs::Stat) -> Result<DiskKind, OpenError
 fn open_fd(path: &Path, kind: DiskKind, how: OpenDisk) -> Result<(OwnedFd, bool), OpenError> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= if how.writable { OFlags::RDWR } else { OFlags::RDONLY };
-    let is_mounted = how.mounted.is_some_and(|numbers| is_device(kind, numbers));
+    let is_mounted = how.is_mounted(kind);
     if how.writable && is_block_device(kind) && !is_mounted {
         flags |= OFlags::EXCL;
     }

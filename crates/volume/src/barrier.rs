@@ -133,6 +133,19 @@ impl Volume {
         Ok(())
     }
 
+    /// Checks that the first superblock of each device is the one that this process wrote last, or
+    /// that it opened. One that cannot be read proves nothing, so it fails, too.
+    ///
+    /// # Errors
+    ///
+    /// [`VolumeError::ForeignSuper`].
+    pub(crate) fn check_unchanged_supers(&self) -> Result<(), VolumeError> {
+        for member in self.members.iter().filter(|member| !member.is_seed) {
+            check_unchanged_super(member).map_err(|found| self.write_guard.record(found))?;
+        }
+        Ok(())
+    }
+
     /// Makes every write that has completed durable, on every device that the volume needs.
     ///
     /// # Errors
@@ -209,7 +222,7 @@ impl Volume {
     ///
     /// As [`Volume::write_super`], and as [`Volume::flush`].
     pub fn write_super_after_log(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
-        self.write_guard.check()?;
+        self.check_may_write()?;
         self.check_none_lost()?;
         let SuperCopies { others, .. } =
             self.super_copies(raw, COPY_OFFSETS.len(), Purpose::Commit)?;
@@ -303,10 +316,11 @@ impl Volume {
         purpose: Purpose,
         is_durable: bool,
     ) -> Result<(), VolumeError> {
-        self.write_guard.check()?;
+        self.check_may_write()?;
         self.check_none_lost()?;
         let SuperCopies { primaries, mut others, mut lost } =
             self.super_copies(raw, copies_max, purpose)?;
+        self.forget_supers(&primaries);
         let failures = self.write_copies(&primaries, is_durable);
         self.remember_supers(&primaries, &failures);
         lost.extend(failures.iter().map(|(slot, _)| *slot));
@@ -413,6 +427,13 @@ impl Volume {
         members.map(|member| member.item().devid).collect()
     }
 
+    /// Until a superblock is written, a thread that reads it may find the old or the new one.
+    fn forget_supers(&self, copies: &Copies) {
+        for member in copies.iter().filter_map(|(slot, ..)| self.members.get(*slot)) {
+            *member.last_super.lock() = LastSuper::Unknown;
+        }
+    }
+
     /// Remembers the superblock that this process wrote last on each device. A write that failed
     /// may have left anything.
     fn remember_supers(&self, written: &Copies, failures: &[(usize, VolumeError)]) {
@@ -485,6 +506,28 @@ fn is_intact(raw: &RawSuperBlock) -> bool {
     let csum = ChecksumKind::check(raw.csum_type.get());
     let bytes = raw.as_bytes().get(raw.csum.len()..).unwrap_or_default();
     raw.magic.get() == MAGIC && csum.is_ok_and(|csum| csum.matches(bytes, &raw.csum))
+}
+
+/// Returns the first superblock of a device if it is damaged, of another volume, or newer or older
+/// than the one of this process.
+fn check_unchanged_super(member: &Member) -> Result<(), ForeignSuper> {
+    let opened = member.super_block.raw();
+    let at = COPY_OFFSETS.first().copied().unwrap_or_default();
+    let read = super_blocks::read_bytes(member.device.as_ref(), at).ok();
+    let found = read.and_then(|bytes| RawSuperBlock::read_from_bytes(&bytes).ok());
+    let foreign = |have: String| {
+        let (device, want) = (member.device.name().to_owned(), "that of this process".to_owned());
+        Err(ForeignSuper { device, have, want })
+    };
+    let Some(found) = found.filter(|found| is_intact(found) && found.fsid == opened.fsid) else {
+        return foreign("none of this volume".to_owned());
+    };
+    let is_own = match *member.last_super.lock() {
+        LastSuper::Written(csum) => found.csum == csum,
+        LastSuper::Opened => found.generation == opened.generation,
+        LastSuper::Unknown => found.generation.get() >= opened.generation.get(),
+    };
+    if is_own { Ok(()) } else { foreign(format!("generation {}", found.generation)) }
 }
 
 /// Law 8. A superblock that cannot be read or is damaged proves nothing.

@@ -50,7 +50,7 @@ impl Volume {
     }
 
     fn discard_at(&self, slot: usize, physical: Physical, bytes: u64) -> Result<(), VolumeError> {
-        self.write_guard.check()?;
+        self.check_may_write()?;
         let member = self.members.get(slot).filter(|member| !member.is_seed);
         let Some(member) = member else { return Ok(()) };
         member.device.discard(physical.0, bytes).map_err(|source| VolumeError::Device {

@@ -69,6 +69,10 @@ pub enum VolumeError {
     /// Another write of the same batch writes some of these bytes.
     #[error("{bytes} bytes at logical {logical} overlap another write of the same batch")]
     Overlap { logical: Logical, bytes: u64 },
+    /// The kernel's mount that held a device has ended, and the device is no longer this process'
+    /// to write.
+    #[error("the mount has ended without a last commit, and what it had not written is lost")]
+    MountEnded(#[source] Box<VolumeError>),
     /// [`Volume::end_writes`](crate::Volume::end_writes) was called.
     #[error("writing to the devices has ended")]
     WritesEnded,

@@ -227,7 +227,7 @@ impl Volume {
         layout: &Layout,
         segment: &Segment,
     ) -> Result<(), VolumeError> {
-        self.write_guard.check()?;
+        self.check_may_write()?;
         let attributes = layout.attributes();
         if attributes.parities > 0 {
             return Err(VolumeError::ParityWrite {

@@ -1,13 +1,27 @@
-//! [`WriteGuard`]: refuses writes to the devices once another writer has changed a superblock (law
-//! 8 of [`crate::barrier`]), or writing has ended.
+//! [`WriteGuard`]: whether the devices may be written.
 //!
-//! Every write of data, blocks and superblocks and every discard checks it before it is submitted.
-//! Requests in flight are left to the callers.
+//! Every write of data, blocks and superblocks and every discard checks the guard before it is
+//! submitted. Requests in flight are left to the callers.
+//!
+//! Laws:
+//! 1. Once another writer has changed a superblock (law 8 of [`crate::barrier`]), every write fails.
+//! 2. Once writing has ended, every write fails.
+//! 3. A mount of the kernel may hold the device for this process. It can end without a last commit,
+//!    for example by a forced unmount, and then any program may use the device. So each write looks
+//!    whether the mount still exists. The first one that finds it gone claims the device again and
+//!    compares the superblocks. If another program holds the device, or has changed a superblock,
+//!    this write and all later ones fail.
 
 use crate::error::VolumeError;
 use crate::volume::Volume;
+use butternut_sys::lock::{Mutex, rank};
+use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long a write waits until the kernel, or another program, has released the device.
+const CLAIM_WAIT: Duration = Duration::from_secs(30);
 
 /// Whether the devices may be written.
 #[derive(Debug, Default)]
@@ -15,6 +29,7 @@ pub(crate) struct WriteGuard {
     /// The first superblock of another writer that was found, if one was.
     foreign: OnceLock<ForeignSuper>,
     has_ended: AtomicBool,
+    mount: OnceLock<MountClaim>,
 }
 
 /// A superblock of another writer.
@@ -25,25 +40,19 @@ pub(crate) struct ForeignSuper {
     pub(crate) want: String,
 }
 
+/// The kernel's mount that holds a device for this process (law 3).
+struct MountClaim {
+    is_mounted: Box<dyn Fn() -> bool + Send + Sync>,
+    /// The process has claimed the device itself.
+    is_claimed: AtomicBool,
+    /// Whether that has failed. Locked by the thread that claims the device.
+    has_failed: Mutex<bool, rank::DeviceClaim>,
+}
+
 impl WriteGuard {
     /// Keeps the first superblock that was found, and returns the error to report.
     pub(crate) fn record(&self, found: ForeignSuper) -> VolumeError {
         self.foreign.get_or_init(|| found).error()
-    }
-
-    /// Fails if no more writes may be submitted.
-    pub(crate) fn check(&self) -> Result<(), VolumeError> {
-        if self.has_ended.load(Ordering::Acquire) {
-            return Err(VolumeError::WritesEnded);
-        }
-        self.foreign.get().map_or(Ok(()), |found| Err(found.error()))
-    }
-}
-
-impl Volume {
-    /// Refuses all later writes and discards with [`VolumeError::WritesEnded`].
-    pub fn end_writes(&self) {
-        self.write_guard.has_ended.store(true, Ordering::Release);
     }
 }
 
@@ -51,5 +60,68 @@ impl ForeignSuper {
     fn error(&self) -> VolumeError {
         let Self { device, have, want } = self.clone();
         VolumeError::ForeignSuper { device, have, want }
+    }
+}
+
+impl fmt::Debug for MountClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MountClaim").field("is_claimed", &self.is_claimed).finish_non_exhaustive()
+    }
+}
+
+impl Volume {
+    /// Fails if no more writes may be submitted (laws 1 to 3).
+    pub(crate) fn check_may_write(&self) -> Result<(), VolumeError> {
+        let guard = &self.write_guard;
+        if guard.has_ended.load(Ordering::Acquire) {
+            return Err(VolumeError::WritesEnded);
+        }
+        if let Some(found) = guard.foreign.get() {
+            return Err(found.error());
+        }
+        match guard.mount.get() {
+            Some(mount) if !mount.is_claimed.load(Ordering::Acquire) && !(mount.is_mounted)() => {
+                self.claim_devices(mount)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Claims the devices after the end of the mount that held one of them (law 3).
+    fn claim_devices(&self, mount: &MountClaim) -> Result<(), VolumeError> {
+        let mut has_failed = mount.has_failed.lock();
+        if mount.is_claimed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // A thread that has waited for another one does not wait again.
+        let wait = if *has_failed { Duration::ZERO } else { CLAIM_WAIT };
+        let claimed = self.claim_members(wait);
+        *has_failed = claimed.is_err();
+        mount.is_claimed.store(claimed.is_ok(), Ordering::Release);
+        claimed.map_err(|cause| VolumeError::MountEnded(Box::new(cause)))
+    }
+
+    fn claim_members(&self, wait: Duration) -> Result<(), VolumeError> {
+        for member in self.members.iter().filter(|member| !member.is_seed) {
+            member.device.claim(wait).map_err(|source| VolumeError::Device {
+                device: member.device.name().to_owned(),
+                offset: 0,
+                bytes: 0,
+                source,
+            })?;
+        }
+        self.check_unchanged_supers()
+    }
+
+    /// Sets what tells whether the kernel's mount of a device still exists (law 3). It is called
+    /// before each write, by any thread, with locks held. Only the first call has an effect.
+    pub fn set_mount_watch(&self, is_mounted: Box<dyn Fn() -> bool + Send + Sync>) {
+        let (is_claimed, has_failed) = (AtomicBool::new(false), Mutex::new(false));
+        self.write_guard.mount.get_or_init(|| MountClaim { is_mounted, is_claimed, has_failed });
+    }
+
+    /// Refuses all later writes and discards with [`VolumeError::WritesEnded`] (law 2).
+    pub fn end_writes(&self) {
+        self.write_guard.has_ended.store(true, Ordering::Release);
     }
 }

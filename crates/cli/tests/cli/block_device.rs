@@ -80,6 +80,49 @@ fn umount_8_returns_after_the_commit() {
     }
 }
 
+/// The kernel sends no last request, and releases the device.
+#[test]
+fn a_forced_unmount_loses_nothing() {
+    if !kernel_tests_enabled("a_forced_unmount_loses_nothing") {
+        return;
+    }
+    let output = run_on_loop(
+        "mounted; head -c 9M /dev/urandom >m1/data; cp m1/data data; echo text >m1/new
+         umount -i -f m1; ended $D; D=none
+         $B cat $L /data | cmp data; $B cat $L /new
+         btrfs check --check-data-csum $L >log 2>&1 || cat log",
+    );
+    assert_eq!(output, "text\n");
+}
+
+/// Once another program may have the device, the process writes nothing to it. It is stopped
+/// meanwhile, as a process is that waits for a slow device.
+#[test]
+fn after_a_forced_unmount_another_users_device_is_not_written() {
+    if !kernel_tests_enabled("after_a_forced_unmount_another_users_device_is_not_written") {
+        return;
+    }
+    let others = [
+        "mount $L k; cp data k/theirs; umount k",
+        "mkfs.btrfs -q -f $L; mount $L k; cp data k/theirs; umount k",
+        "mkfs.ext4 -q -F $L; mount $L k; cp data k/theirs; umount k",
+    ];
+    for other in others {
+        let output = run_on_loop(&format!(
+            "head -c 9M /dev/urandom >data
+             mounted; cp data m1/ours; mkdir m1/new; kill -STOP $D
+             umount -i -f m1
+             {other}
+             sectors() {{ awk '{{ print $7 }}' /sys/block/${{L#/dev/}}/stat; }}
+             before=$(sectors)
+             kill -CONT $D; ended $D; D=none
+             echo written: $(($(sectors) - before))
+             mount $L k; cmp data k/theirs; umount k"
+        ));
+        assert_eq!(output, "written: 0\n", "{other}");
+    }
+}
+
 #[test]
 fn the_device_is_refused_to_others_while_it_is_mounted() {
     if !kernel_tests_enabled("the_device_is_refused_to_others_while_it_is_mounted") {

@@ -16,7 +16,11 @@
 //! 2. No program can reach the mount before it is attached, and the kernel sends no request before
 //!    the reply to INIT. A sync(2) of another program waits for that reply, as it waits for a mount
 //!    of the kernel's own filesystems that is being made. It goes on when the mount is dropped.
-//! 3. This needs `CAP_SYS_ADMIN` in the initial user namespace.
+//! 3. A forced unmount and an abort of the connection end the mount without DESTROY, and the kernel
+//!    releases the device at once. So each write of the volume looks whether the connection still
+//!    exists, and claims the device again where it does not
+//!    ([`set_mount_watch`](butternut::server::FilesystemExt::set_mount_watch)).
+//! 4. This needs `CAP_SYS_ADMIN` in the initial user namespace.
 
 use crate::connection;
 use crate::options::Options;
@@ -37,7 +41,7 @@ impl DeviceMount {
     ///
     /// # Errors
     /// /dev/fuse is missing, or the kernel refuses the mount: with `EBUSY` where the device is in
-    /// use, `EPERM` without the capability (law 3), `ENODEV` without the type `fuseblk`, and
+    /// use, `EPERM` without the capability (law 4), `ENODEV` without the type `fuseblk`, and
     /// `EINVAL` before Linux 6.15.
     pub fn new(options: &Options) -> Result<Self, FuseError> {
         let connection = connection::open().map_err(FuseError::NoDevice)?;

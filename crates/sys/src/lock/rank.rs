@@ -236,6 +236,8 @@ ranks! {
     Space
     /// The next chunk map, before readers see it.
     ChunkMap
+    /// The claim on the devices, while it is made.
+    DeviceClaim
     /// The device items as they were read.
     DeviceItems
     /// The superblock that was last written to a device.
