@@ -75,6 +75,7 @@ impl DeviceError {
             DeviceError::Read { cause, .. }
             | DeviceError::Write { cause, .. }
             | DeviceError::Flush { cause, .. }
+            | DeviceError::Claim { cause, .. }
             | DeviceError::Discard { cause, .. } => *cause,
         }
     }

@@ -92,6 +92,7 @@ fn device(error: &DeviceError) -> i32 {
         | DeviceError::Flush { .. }
         | DeviceError::Discard { .. }
         | DeviceError::NoDevice { .. }
+        | DeviceError::Claim { .. }
         | DeviceError::NotRun => code::EIO,
     }
 }

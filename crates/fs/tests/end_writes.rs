@@ -105,7 +105,7 @@ fn a_write_beside_the_end_of_writes_is_written_or_its_sync_fails() {
     assert_eq!((later.writes, later.flushes, later.discards), (0, 0, 0));
     let copy = volume.copy().open();
     let id = copy.lookup(copy.root(), b"file").unwrap();
-    assert_eq!(copy.open_file(id).unwrap().len().unwrap(), 1 << 16, "{synced:?}");
+    assert_eq!(copy.open_file(id).unwrap().len(), 1 << 16, "{synced:?}");
 }
 
 #[test]

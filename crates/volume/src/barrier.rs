@@ -44,6 +44,7 @@ use crate::members::{LastSuper, Member};
 use crate::stripe::Layout;
 use crate::super_blocks;
 use crate::volume::Volume;
+use crate::write_guard::ForeignSuper;
 use butternut_device::{WriteCache, WriteFrom};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::super_block::{
