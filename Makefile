@@ -35,7 +35,8 @@ bench-lanes:
 	@scripts/setup
 	@scripts/bench-lanes $(ARGS)
 
-# Writes followed by an fsync, by 1 to 64 jobs, beside the kernel's btrfs, xfs and ext4.
+# Writes followed by an fsync, by 1 to 64 jobs, and transactions of SQLite and PostgreSQL, beside the
+# kernel's btrfs, xfs and ext4.
 bench-fsync:
 	@scripts/setup
 	@scripts/bench-lanes --suite fsync $(ARGS)

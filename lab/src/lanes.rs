@@ -7,8 +7,8 @@
 //! session  fill holes, mkfs, mount; lay the files out; run the contestant's entries of each row
 //! ```
 //!
-//! A row that changes the files starts a new session for each entry. The job files are in
-//! `crates/fio/jobs`.
+//! A row that changes the files starts a new session for each entry. The job files of fio are in
+//! `crates/fio/jobs`; `scripts/database-row` drives databases on the mounts.
 
 mod cost;
 mod endurance;
@@ -72,7 +72,7 @@ pub(crate) struct Flags {
 /// Suites that run only where they are selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum OtherSuite {
-    /// Writes followed by an fsync, by 1 to 64 jobs.
+    /// Writes followed by an fsync, by 1 to 64 jobs, and transactions of databases.
     Fsync,
 }
 
@@ -110,7 +110,7 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
     }
     let mut suites = match flags {
         Flags { brief: true, .. } => rows::brief(),
-        Flags { suite: Some(OtherSuite::Fsync), .. } => vec![rows::fsync()],
+        Flags { suite: Some(OtherSuite::Fsync), .. } => vec![rows::fsync(), rows::databases()],
         _ => rows::all(),
     };
     for suite in &mut suites {
@@ -189,7 +189,7 @@ fn run_contestant(
                 Some(session) if !row.is_fresh => session,
                 old => {
                     drop(old);
-                    stage.session(contestant)?
+                    stage.session(contestant, &entry.set)?
                 }
             };
             let sample = session.run(plan, row, entry);

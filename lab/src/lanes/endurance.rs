@@ -38,8 +38,8 @@ struct Part {
 
 pub(crate) fn run(stage: &Stage, plan: &Plan) -> Result<()> {
     let set: [Setting; 1] = [("BS", "4k")];
-    let session = stage.session(Contestant::Butternut)?;
-    session.lay_out(plan, JOB, &set)?;
+    let session = stage.session(Contestant::Butternut, &[])?;
+    session.lay_out(session.command(plan, JOB, &set, &[]))?;
     let interval = (plan.seconds / PARTS).max(1);
     let options = ["--output-format=json+", &format!("--status-interval={interval}")];
     let mut child =

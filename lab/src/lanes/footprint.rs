@@ -32,7 +32,7 @@ pub(crate) fn rows(stage: &Stage, only: &str) -> Result<usize> {
     if wanted == [false; 2] {
         return Ok(0);
     }
-    let session = stage.session(Contestant::Butternut)?;
+    let session = stage.session(Contestant::Butternut, &[])?;
     let program = std::env::current_exe()?;
     let output = run(text(&program), &["lanes", "--footprint", text(&stage.device)])?;
     drop(session);

@@ -1,7 +1,7 @@
 //! The suites, their rows, and the entries of each row.
 //!
 //! An entry is one contestant in one variant: the job of the row with some settings changed. The
-//! settings are environment variables of `scripts/fio-row`.
+//! settings are environment variables of the row's script.
 
 /// What is measured: the raw device, or a file system on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,16 @@ impl Contestant {
 pub(crate) enum Unit {
     KiloIops,
     Megabytes,
+    Transactions,
+}
+
+/// The script that runs a row's job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Script {
+    /// `scripts/fio-row`.
+    Fio,
+    /// `scripts/database-row`. It runs on mounts only.
+    Database,
 }
 
 pub(crate) type Setting = (&'static str, &'static str);
@@ -56,6 +66,7 @@ pub(crate) struct Entry {
 
 pub(crate) struct Row {
     pub(crate) name: String,
+    pub(crate) script: Script,
     pub(crate) job: &'static str,
     pub(crate) unit: Unit,
     pub(crate) set: Vec<Setting>,
@@ -122,6 +133,7 @@ fn fsync_row(name: &str, job: &'static str, set: &[Setting]) -> Row {
     set.push(("SIZE", "32M"));
     Row {
         name: name.into(),
+        script: Script::Fio,
         job,
         unit: Unit::KiloIops,
         set,
@@ -137,6 +149,34 @@ fn fsync_row(name: &str, job: &'static str, set: &[Setting]) -> Row {
             entry(Contestant::Mount, "", &[]),
         ],
     }
+}
+
+/// Returns the suite of databases, whose transactions are single rows.
+pub(crate) fn databases() -> Suite {
+    let rows = [
+        ("SQLite, WAL", "sqlite-wal", "1"),
+        ("SQLite, rollback journal", "sqlite-delete", "1"),
+        ("PostgreSQL, 1 client", "pgbench", "1"),
+        ("PostgreSQL, 8 clients", "pgbench", "8"),
+    ];
+    let rows = rows.map(|(name, job, clients)| Row {
+        name: name.into(),
+        script: Script::Database,
+        job,
+        unit: Unit::Transactions,
+        set: vec![("CLIENTS", clients)],
+        is_fresh: true,
+        is_laid_out: true,
+        shows_memory: false,
+        entries: vec![
+            entry(Contestant::Btrfs, "", &[]),
+            entry(Contestant::Xfs, "", &[]),
+            entry(Contestant::Ext4, "", &[]),
+            entry(Contestant::Mount, "", &[]),
+            entry(Contestant::Mount, "log_tree=off", &[COMMITTED]),
+        ],
+    });
+    Suite { name: "databases", rows: rows.into() }
 }
 
 /// 32 writers with a page cache of a quarter of their data.
@@ -182,6 +222,7 @@ fn read() -> Suite {
         entries.extend(more.iter().map(|e| entry(e.contestant, e.variant, &e.set)));
         Row {
             name: name.into(),
+            script: Script::Fio,
             job: "simple-read",
             unit: Unit::KiloIops,
             set: set.to_vec(),
@@ -238,6 +279,7 @@ fn in_place() -> Suite {
         let plural = if writers == "1" { "" } else { "s" };
         Row {
             name: format!("overwrite 4K in place, {writers} writer{plural}"),
+            script: Script::Fio,
             job: "nosec",
             unit: Unit::KiloIops,
             set: vec![("WRITERS", writers)],
@@ -254,6 +296,7 @@ fn in_place() -> Suite {
 fn overwrite() -> Suite {
     let rows = [("overwrite 4K", "4k"), ("overwrite 64K", "64k")].map(|(name, block)| Row {
         name: name.into(),
+        script: Script::Fio,
         job: "stable",
         unit: Unit::KiloIops,
         set: vec![("BS", block)],
@@ -313,6 +356,7 @@ fn flushes() -> [Entry; 3] {
 fn stream(name: &str, job: &'static str, entries: Vec<Entry>) -> Row {
     Row {
         name: name.into(),
+        script: Script::Fio,
         job,
         unit: Unit::Megabytes,
         set: Vec::new(),

@@ -1,18 +1,18 @@
-//! A contestant's session: fio jobs run on the device as formatted for that contestant.
+//! A contestant's session: jobs run on the device as formatted for that contestant.
 //!
 //! Before the timed run of a job, the same job runs once to lay its files out. Its CPU time and its
-//! memory do not count.
+//! memory do not count. The jobs are those of fio and of databases.
 
 use super::cost::{self, Cost};
 use super::plan::Plan;
-use super::rows::{Contestant, Entry, Row, Setting, Unit};
+use super::rows::{Contestant, Entry, Row, Script, Setting, Unit};
 use super::stage::{Stage, warn};
 use crate::rig::{drop_caches, run, text};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const PAGE_BYTES: u64 = 4096;
@@ -55,12 +55,15 @@ impl<'a> Session<'a> {
         set.extend(&entry.set);
         let under = value(&set, "UNDER").unwrap_or(row.job);
         if row.is_laid_out && self.laid_out.insert(under.to_owned()) {
-            self.lay_out(plan, row.job, &set)?;
+            self.lay_out(self.row_command(plan, row, &set, &[]))?;
         }
         let (stdout, cost) = cost::measured(row.shows_memory, || {
-            output(self.command(plan, row.job, &set, &["--output-format=json"]))
+            output(self.row_command(plan, row, &set, &["--output-format=json"]))
         })?;
-        let mut sample = sample(row.unit, &json(&stdout)?, &cost)?;
+        let mut sample = match row.script {
+            Script::Fio => sample(row.unit, &json(&stdout)?, &cost)?,
+            Script::Database => transactions(&stdout, &cost)?,
+        };
         if self.contestant == Contestant::Butternut {
             let stats = self.stats()?;
             sample.cached_bytes = stats["cached_pages_peak"].as_u64().unwrap_or(0) * PAGE_BYTES;
@@ -69,19 +72,51 @@ impl<'a> Session<'a> {
         Ok(sample)
     }
 
-    /// Writes the files of the job, then drops the kernel's caches.
-    pub(crate) fn lay_out(&self, plan: &Plan, job: &str, set: &[Setting]) -> Result<()> {
+    /// Writes the files of the job that a command runs, then drops the kernel's caches.
+    pub(crate) fn lay_out(&self, mut command: Command) -> Result<()> {
         if self.contestant == Contestant::Raw {
             return Ok(());
         }
-        let mut command = self.command(plan, job, set, &[]);
         command.env("LAY_OUT", "1");
         output(command).context("laying files out")?;
         drop_caches()
     }
 
-    /// Returns a command that runs fio with a job of `crates/fio/jobs`. fio is killed when this
-    /// process ends.
+    /// Returns a command that runs the row's job. It is killed when this process ends.
+    fn row_command(
+        &self,
+        plan: &Plan,
+        row: &Row,
+        set: &[Setting],
+        fio_options: &[&str],
+    ) -> Command {
+        match row.script {
+            Script::Fio => self.command(plan, row.job, set, fio_options),
+            Script::Database => {
+                let mut command = self.script("database-row");
+                command
+                    .args([row.job, text(&self.stage.mount_point)])
+                    .env("RUNTIME", plan.seconds.to_string())
+                    .envs(set.iter().copied());
+                command
+            }
+        }
+    }
+
+    /// Returns a command that runs a program of `scripts`. `SIGTERM` ends it when this process
+    /// ends.
+    fn script(&self, name: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts");
+        command
+            .args(["--pdeathsig", "TERM"])
+            .arg(Path::new(scripts).join(name))
+            .current_dir(self.stage.dir.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Returns a command that runs fio with a job of `crates/fio/jobs`.
     pub(crate) fn command(
         &self,
         plan: &Plan,
@@ -100,14 +135,10 @@ impl<'a> Session<'a> {
         if let Some(more) = value(set, "MOUNT_OPTIONS") {
             mount_options = format!("{more},{mount_options}");
         }
-        let mut command = Command::new("setpriv");
+        let mut command = self.script("fio-row");
         command
-            .args(["--pdeathsig", "KILL"])
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/fio-row"))
             .args([job, target, text(path)])
             .args(fio_options)
-            .current_dir(self.stage.dir.path())
-            .stdin(Stdio::null())
             .env("FIO", &plan.fio)
             .env("ENGINE", &plan.engine)
             .env("SIZE", format!("{}M", plan.file_mib))
@@ -154,7 +185,7 @@ fn output(mut command: Command) -> Result<String> {
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if !output.status.success() {
         let text = if stderr.trim().is_empty() { &stdout } else { &stderr };
-        bail!("fio failed: {}", text.trim());
+        bail!("the job failed: {}", text.trim());
     }
     Ok(stdout.into_owned())
 }
@@ -174,6 +205,7 @@ fn sample(unit: Unit, result: &Value, cost: &Cost) -> Result<Sample> {
         rate += match unit {
             Unit::KiloIops => number("iops") / 1e3,
             Unit::Megabytes => number("bw_bytes") / 1e6,
+            Unit::Transactions => bail!("fio runs no transactions"),
         };
         let p999 = part["clat_ns"]["percentile"]["99.900000"].as_f64().map(|ns| ns / 1e3);
         worst = worst.into_iter().chain(p999).reduce(f64::max);
@@ -186,6 +218,20 @@ fn sample(unit: Unit, result: &Value, cost: &Cost) -> Result<Sample> {
         machine_ns: cost.machine.as_secs_f64() * 1e9 / operations,
         cached_bytes: cost.page_cache_bytes,
         lanes: Vec::new(),
+    })
+}
+
+/// Parses the number of transactions and their seconds, which `scripts/database-row` prints.
+fn transactions(stdout: &str, cost: &Cost) -> Result<Sample> {
+    let numbers: Vec<f64> =
+        stdout.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [count, seconds] = numbers[..] else { bail!("the database printed: {stdout}") };
+    ensure!(count > 0.0 && seconds > 0.0, "the database completed no transaction");
+    Ok(Sample {
+        rate: count / seconds,
+        cpu_ns: cost.cpu.as_secs_f64() * 1e9 / count,
+        machine_ns: cost.machine.as_secs_f64() * 1e9 / count,
+        ..Sample::default()
     })
 }
 

@@ -7,8 +7,8 @@
 //! 3. The loop device uses direct I/O on an image on disk, so that the image is not cached twice.
 //!    An image in tmpfs is in memory already.
 
-use super::rows::Contestant;
-use super::session::Session;
+use super::rows::{Contestant, Setting};
+use super::session::{Session, value};
 use crate::rig::{drop_caches, run, text};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{SeekFrom, seek};
@@ -61,9 +61,9 @@ impl Stage {
         Ok(Self { device: device.into(), mount_point, dir, image })
     }
 
-    /// Formats the device for the contestant, mounts it where the kernel runs the file system, and
-    /// drops the caches.
-    pub(crate) fn session(&self, contestant: Contestant) -> Result<Session<'_>> {
+    /// Formats the device for the contestant, mounts it unless the fio engine opens it, with the
+    /// mount options of the settings, and drops the caches.
+    pub(crate) fn session(&self, contestant: Contestant, set: &[Setting]) -> Result<Session<'_>> {
         let device = text(&self.device);
         // The file system of the last session may have discarded space, which makes holes.
         fill_holes(&self.image).context("cannot fill the image")?;
@@ -88,7 +88,9 @@ impl Stage {
         let mut butternut = None;
         if contestant == Contestant::Mount {
             let program = std::env::current_exe()?.with_file_name("butternut");
-            run(text(&program), &["--quiet", "mount", device, text(&self.mount_point)])?;
+            let options = value(set, "MOUNT_OPTIONS").unwrap_or("rw");
+            let mount = ["--quiet", "mount", "-o", options, device, text(&self.mount_point)];
+            run(text(&program), &mount)?;
             butternut = Some(program);
         }
         let session = Session::new(self, contestant, butternut);

@@ -102,6 +102,7 @@ pub(crate) fn print(row: &Row, cells: &Cells) -> Result<()> {
     let unit = match row.unit {
         Unit::KiloIops => "k/s",
         Unit::Megabytes => "MB/s",
+        Unit::Transactions => "/s",
     };
     writeln!(
         out,
