@@ -20,10 +20,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const IMAGE_BYTES: u64 = 128 << 20;
 /// Where the second volume of an image begins.
 const SECOND: u64 = 256 << 20;
+const FREE_MAX: Duration = Duration::from_mins(1);
 
 fn is_skipped(test: &str) -> bool {
     let is_set = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
@@ -68,6 +70,16 @@ fn open(path: &Path, how: &OpenDevice) -> Option<FileDevice> {
         Ok(device) => Some(device),
         Err(DeviceError::Open(error)) if matches!(&*error, OpenError::Busy { .. }) => None,
         Err(error) => panic!("{}: {error}", path.display()),
+    }
+}
+
+/// Waits until a device can be opened for writing. Another test that has just made a mount
+/// namespace has a copy of each mount for a moment.
+#[track_caller]
+fn wait_until_free(path: &Path) {
+    let start = Instant::now();
+    while open(path, &WRITE).is_none() {
+        assert!(start.elapsed() < FREE_MAX, "{} is busy", path.display());
     }
 }
 
@@ -122,7 +134,7 @@ fn no_name_of_a_mounted_volume_can_be_opened_for_writing() {
         }
     }
     for path in &names {
-        assert!(open(path, &WRITE).is_some(), "{}", path.display());
+        wait_until_free(path);
     }
 }
 
@@ -265,7 +277,7 @@ fn a_mount_over_the_path_of_a_loop_devices_file_hides_no_user_of_its_bytes() {
     assert!(open(&unrelated, &WRITE).is_some());
     drop(hidden);
     mounted.unmount().unwrap();
-    assert!(open(&image, &WRITE).is_some());
+    wait_until_free(&image);
 }
 
 #[test]
