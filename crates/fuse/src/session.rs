@@ -39,6 +39,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use butternut::server::FilesystemExt;
 use butternut::{Error, FileId, Filesystem};
 use butternut_sys::mounts::Mount;
 
