@@ -10,7 +10,7 @@ use super::mount_end::run_in_namespace;
 /// script, `mounted WORDS` mounts L on m1 and sets D to the process of the mount, `saved FILE`
 /// prints what a copy of the device has, and `refused WORDS` prints the message of a command that
 /// must fail. Returns the output, with the path of the device replaced by `L`.
-fn run_on_loop(script: &str) -> String {
+pub(crate) fn run_on_loop(script: &str) -> String {
     run_in_namespace(&format!(
         "mkdir m3 k; L=; D=none
          undo() {{ umount -l m1 m2 m3 k; [ $D = none ] || kill -9 $D; losetup -d $L; }}
