@@ -43,6 +43,6 @@ pub use door::Report;
 pub use options::{Caching, Options};
 pub use session::{
     ClonedMount, DetachOutcome, DetachedMount, DeviceMount, FuseError, MountAttempt,
-    MountPermissions, Mounted, PendingClone, RemainingMount, Serving, Unmounter, is_own_type,
-    mount, mount_attempt,
+    MountPermissions, Mounted, PendingClone, RemainingMount, Serving, Unmounter,
+    is_block_device_type, is_own_type, mount, mount_attempt,
 };

@@ -51,7 +51,7 @@ use crate::worker::cpu_affinity::CallerTracker;
 use crate::worker::leader::Leadership;
 use crate::worker::thread_limits::ThreadLimits;
 
-pub use attach::is_own_type;
+pub use attach::{is_block_device_type, is_own_type};
 pub use attempt::MountAttempt;
 pub use detached_mount::{ClonedMount, DetachedMount, MountPermissions, PendingClone};
 pub use device_mount::DeviceMount;
