@@ -13,7 +13,7 @@ use super::mount_end::run_in_namespace;
 pub(crate) fn run_on_loop(script: &str) -> String {
     run_in_namespace(&format!(
         "mkdir m3 k; L=; D=none
-         undo() {{ umount -l m1 m2 m3 k; [ $D = none ] || kill -9 $D; losetup -d $L; }}
+         undo() {{ umount -l m1 m2 m3 k $L; [ $D = none ] || kill -9 $D; losetup -d $L; }}
          trap \"{{ undo || true; }} 2>ignored\" EXIT
          L=$(losetup -f --show own.img)
          mounted() {{ $B mount -o blkdev,commit=3600 \"$@\" $L m1; D=$(daemon); }}

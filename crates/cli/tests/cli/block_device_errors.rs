@@ -42,6 +42,41 @@ fn syncfs_reports_lost_data_once_and_leaves_it_for_others() {
     }
 }
 
+/// The kernel finds the mounted volume by a path of its device.
+#[test]
+fn further_mounts_work_when_the_path_of_the_first_one_has_changed() {
+    if !kernel_tests_enabled("further_mounts_work_when_the_path_of_the_first_one_has_changed") {
+        return;
+    }
+    let other_paths = [
+        ("ln -s $L n/path", "ln -sfn /dev/null n/path"),
+        ("ln -s $L n/path", "rm n/path"),
+        ("ln -s two n/path; ln -s $L n/two", "rm n/two"),
+        ("cp -a $L n/path", "rm n/path"),
+        ("cp -a $L n/path", "ln -sfn /dev/null n/path"),
+    ];
+    for (make, change) in other_paths {
+        let output = run_on_loop(&format!(
+            "mkdir n; mount -t tmpfs n n; {make}
+             $B mount -o blkdev $PWD/n/path m1; D=$(daemon); findmnt -no SOURCE m1
+             echo text >m1/new; $B mount $L m2; findmnt -no SOURCE m2
+             {change}
+             $B mount $L m3; findmnt -no SOURCE m3; cat m3/new
+             umount m1 m2 m3"
+        ));
+        assert_eq!(output, "n/path\nn/path\nL\ntext\n", "{make}; {change}");
+    }
+    // No known path is left.
+    let output = run_on_loop(
+        "mkdir n; mount -t tmpfs n n; cp -a $L n/one; touch file
+         $B mount -o blkdev n/one m1; D=$(daemon); mv n/one n/other; mount --bind file $L
+         refused $B mount n/other m2 | sed \"s/7:[0-9]*/7:N/\"
+         umount $L; $B mount n/other m2; umount m1 m2",
+    );
+    let why = "n/one does not lead to the mounted block device 7:N any more";
+    assert_eq!(output, format!("butternut: n/other: {why}\n"));
+}
+
 /// After the failed commit, a second one only finds that the volume is read-only.
 #[test]
 fn commands_report_the_first_error_of_a_failed_commit() {
