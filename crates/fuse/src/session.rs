@@ -53,7 +53,7 @@ use crate::worker::thread_limits::ThreadLimits;
 
 pub use attach::{is_block_device_type, is_own_type};
 pub use attempt::MountAttempt;
-pub use detached_mount::{ClonedMount, DetachedMount, MountPermissions, PendingClone};
+pub use detached_mount::{BLOCK_BYTES, ClonedMount, DetachedMount, MountPermissions, PendingClone};
 pub use device_mount::DeviceMount;
 pub use superblock::RemainingMount;
 use superblock::Superblock;

@@ -103,7 +103,7 @@ impl fmt::Display for Holder {
 }
 
 /// Returns what holds a block device exclusively.
-pub fn of_device(major: u32, minor: u32) -> Holder {
+pub fn of_device((major, minor): (u32, u32)) -> Holder {
     of_block_device(DiskKind::BlockDevice { major, minor })
 }
 

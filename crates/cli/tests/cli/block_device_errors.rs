@@ -92,3 +92,41 @@ fn commands_report_the_first_error_of_a_failed_commit() {
         assert!(output.contains(": input/output error"), "{command}: {output}");
     }
 }
+
+#[test]
+fn a_device_that_the_kernel_cannot_mount_is_refused_with_the_cause() {
+    if !kernel_tests_enabled("a_device_that_the_kernel_cannot_mount_is_refused_with_the_cause") {
+        return;
+    }
+    let output = run_on_loop(
+        "losetup -d $L; L=$(losetup -f --show -b 8192 own.img)
+         refused $B mount -o blkdev $L m1; $B mount $L m2; $B umount m2
+         mkdir n; mount -t tmpfs -o nodev n n; cp -a $L n/dev
+         refused $B mount -o blkdev n/dev m1
+         mount -o remount,dev n; refused $B mount -o blkdev n/dev m1 | grep -o 8192",
+    );
+    let expected = "butternut: L: has logical blocks of 8192 bytes, and -o blkdev allows at most \
+         4096 (mount without -o blkdev)\n\
+         butternut: n/dev: is on a filesystem that is mounted with nodev, where no device can be \
+         opened (name the device by its path in /dev)\n8192\n";
+    assert_eq!(output, expected);
+}
+
+#[test]
+fn a_second_read_only_mount_is_refused_with_what_works() {
+    if !kernel_tests_enabled("a_second_read_only_mount_is_refused_with_what_works") {
+        return;
+    }
+    let output = run_on_loop(
+        "mounted -o ro; refused $B mount -o blkdev,ro $L m2
+         $B mount -o ro $L m2; findmnt -no FSTYPE m2; $B umount m2
+         refused $B mount -o blkdev $L m2
+         umount m1",
+    );
+    let busy = "butternut: L: is busy: the kernel has mounted L on m1";
+    let expected = format!(
+        "{busy} (mount without -o blkdev)\nfuse.butternut\n\
+         {busy} (unmount it, or wait until it is free)\n"
+    );
+    assert_eq!(output, expected);
+}

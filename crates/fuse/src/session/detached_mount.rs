@@ -56,8 +56,9 @@ use crate::session::attach;
 /// How long a thread waits for the end of a mount that it closes.
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
 
-/// The block size of a superblock, in bytes. The kernel refuses one below that of the device.
-const BLOCK_BYTES: &str = "4096";
+/// The block size of the superblock of a block device, in bytes. The kernel refuses a size that is
+/// smaller than the logical blocks of the device, or larger than a memory page.
+pub const BLOCK_BYTES: u32 = 4096;
 
 /// The attributes of a detached mount, and of a clone until it gets its own (law 2).
 const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
@@ -197,7 +198,7 @@ impl DetachedMount {
     pub(crate) fn mount_block_device(connection: &OwnedFd, options: &Options) -> io::Result<Self> {
         let filesystem = fsopen(attach::BLOCK_TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
         configure(&filesystem, connection, options)?;
-        fsconfig_set_string(&filesystem, "blksize", BLOCK_BYTES)?;
+        fsconfig_set_string(&filesystem, "blksize", BLOCK_BYTES.to_string())?;
         // Without this, the kernel would return the superblock of another process.
         fsconfig_create_exclusive(&filesystem)?;
         let source = PathBuf::from(&options.source);

@@ -7,13 +7,15 @@
 //! The mount is made, and the device with it claimed, before the volume is opened. Each error until
 //! the mount is attached drops it, and the device is free again.
 
-use std::fs::Metadata;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use butternut::DevicePath;
-use butternut_fuse::{DeviceMount, FuseError};
-use butternut_sys::holder;
+use butternut_fuse::{BLOCK_BYTES, DeviceMount, FuseError, Options, is_block_device_type};
+use butternut_sys::block_device::BlockDevice;
+use butternut_sys::holder::{self, Holder};
+use butternut_sys::mounts::{self, Mount};
+use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 
 use super::options::ParsedOptions;
@@ -57,34 +59,74 @@ pub(super) fn mount(parsed: &ParsedOptions) -> Result<Option<DeviceMount>, Failu
         return Ok(None);
     }
     let options = &parsed.fuse;
-    DeviceMount::new(options).map(Some).map_err(|error| refused(&options.source, &error))
+    DeviceMount::new(options).map(Some).map_err(|error| refused(options, &error))
 }
 
 /// Describes a mount of a block device that the kernel refuses, with a hint.
-fn refused(device: &str, error: &FuseError) -> Failure {
+fn refused(options: &Options, error: &FuseError) -> Failure {
+    let device = &*options.source;
     let FuseError::MountFailed(source) = error else {
         return Failure::new(device, chain(error))
             .hint("load the fuse module, or make /dev/fuse available in the container");
     };
     let failure = Failure::new(device, format!("cannot be mounted: {}", io_text(source)));
     match Errno::from_io_error(source) {
-        Some(Errno::BUSY) => busy(device),
+        Some(Errno::BUSY) => busy(device, options.is_writable),
         Some(Errno::PERM) => failure.hint(format!(
             "-o blkdev needs CAP_SYS_ADMIN in the initial user namespace; {WITHOUT}"
         )),
         Some(Errno::NODEV) => {
             failure.hint(format!("this kernel has no filesystem type fuseblk; {WITHOUT}"))
         }
-        Some(Errno::INVAL) => failure.hint(format!("-o blkdev needs Linux 6.15; {WITHOUT}")),
-        Some(Errno::ACCESS) => failure.hint("a read-only device needs -o ro"),
+        Some(Errno::INVAL) => match large_block_bytes(device) {
+            Some(bytes) => {
+                let why = format!("has logical blocks of {bytes} bytes");
+                Failure::new(device, format!("{why}, and -o blkdev allows at most {BLOCK_BYTES}"))
+                    .hint(WITHOUT)
+            }
+            None => failure.hint(format!("-o blkdev needs Linux 6.15; {WITHOUT}")),
+        },
+        Some(Errno::ACCESS) if is_on_nodev(device) => Failure::new(
+            device,
+            "is on a filesystem that is mounted with nodev, where no device can be opened",
+        )
+        .hint("name the device by its path in /dev"),
+        Some(Errno::ACCESS) if options.is_writable && is_read_only(device) => {
+            failure.hint("a read-only device needs -o ro")
+        }
         _ => failure,
     }
 }
 
-fn busy(device: &str) -> Failure {
-    let numbers = |meta: Metadata| (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
-    let holder = std::fs::metadata(device)
-        .map(numbers)
-        .map_or(holder::Holder::Unknown, |(major, minor)| holder::of_device(major, minor));
-    Failure::new(device, format!("is busy: {holder}")).hint(crate::failure::hints::BUSY)
+/// Returns the size in bytes of the logical blocks of a device, if it is too large for a mount.
+fn large_block_bytes(device: &str) -> Option<u32> {
+    let bytes = BlockDevice::at(Path::new(device))?.logical_block_bytes()?;
+    (bytes > BLOCK_BYTES).then_some(bytes)
+}
+
+fn is_read_only(device: &str) -> bool {
+    BlockDevice::at(Path::new(device)).is_some_and(BlockDevice::is_read_only)
+}
+
+/// Returns whether a path leads to a file of a filesystem that is mounted with `nodev`.
+fn is_on_nodev(device: &str) -> bool {
+    let flags = rustix::fs::statvfs(device).map(|filesystem| filesystem.f_flag);
+    flags.is_ok_and(|flags| flags.contains(StatVfsMountFlags::NODEV))
+}
+
+fn busy(device: &str, is_writable: bool) -> Failure {
+    let found = BlockDevice::at(Path::new(device));
+    let holder = found.map_or(Holder::Unknown, |found| holder::of_device(found.0));
+    let failure = Failure::new(device, format!("is busy: {holder}"));
+    // A volume that is mounted read-only is opened again by each mount, and not joined.
+    let is_shared = !is_writable && found.is_some_and(is_mounted_read_only);
+    failure.hint(if is_shared { WITHOUT } else { crate::failure::hints::BUSY })
+}
+
+/// Returns whether Butternut has mounted a block device, and read-only.
+fn is_mounted_read_only(device: BlockDevice) -> bool {
+    let is_it = |mount: &Mount| {
+        mount.device == device.0 && is_block_device_type(&mount.kind) && mount.has_option("ro")
+    };
+    mounts::read().is_ok_and(|mounts| mounts.iter().any(is_it))
 }
