@@ -42,6 +42,39 @@ fn syncfs_reports_lost_data_once_and_leaves_it_for_others() {
     }
 }
 
+/// The help names these cases.
+#[test]
+fn umount_8_returns_before_the_commit_while_the_volume_is_in_use() {
+    if !kernel_tests_enabled("umount_8_returns_before_the_commit_while_the_volume_is_in_use") {
+        return;
+    }
+    let users = [
+        ("exec 7<m1/new", "umount -l m1", "exec 7<&-"),
+        ("$B mount $L m2", "umount m1", "umount m2"),
+        (
+            "unshare --mount --propagation private sleep 60 & S=$!
+             while [ $(readlink /proc/$S/ns/mnt) = $(readlink /proc/self/ns/mnt) ]; do
+                 sleep .05
+             done",
+            "umount m1",
+            "kill $S",
+        ),
+    ];
+    for (begin, umount, end) in users {
+        let output = run_on_loop(&format!(
+            "mounted; echo text >m1/new; {begin}
+             {umount}; echo used: $(saved /new)
+             {end}; ended $D; D=none; echo ended: $(saved /new)"
+        ));
+        assert_eq!(output, "used: none\nended: text\n", "{begin}");
+    }
+    let output = run_on_failing(
+        "mounted; mkdir m1/new; fail; umount m1; echo unmounted; works
+         mounted; mkdir m1/new; fail; refused sync -f m1 | grep -o Input/output; umount m1",
+    );
+    assert_eq!(output, "unmounted\nInput/output\n");
+}
+
 /// The kernel finds the mounted volume by a path of its device.
 #[test]
 fn further_mounts_work_when_the_path_of_the_first_one_has_changed() {
