@@ -81,6 +81,8 @@ Options for -o:
   blkdev                mount the block device itself (type fuseblk): sync(2) and syncfs(2) commit,
                         and umount(2) returns when all changes are committed; only for root. See
                         below
+  fsname=NAME           the source that mount tables show, instead of the volume; with blkdev, a
+                        path of the device
   uncached              cache no file data, neither here nor in the kernel
   writeback             let the kernel cache writes and send them later: small writes are faster,
                         but a full volume is reported only by close(2) or fsync(2), and direct

@@ -163,3 +163,21 @@ fn a_second_read_only_mount_is_refused_with_what_works() {
     );
     assert_eq!(output, expected);
 }
+
+/// The kernel opens the source of such a mount as the device.
+#[test]
+fn fsname_is_a_path_of_the_block_device() {
+    if !kernel_tests_enabled("fsname_is_a_path_of_the_block_device") {
+        return;
+    }
+    let output = run_on_loop(
+        "refused $B mount -o blkdev,fsname=name $L m1
+         mkdir n; mount -t tmpfs n n; ln -s $L n/path
+         $B mount -o blkdev,fsname=n/path $L m1; D=$(daemon); findmnt -no SOURCE m1
+         $B mount $L m2; findmnt -no SOURCE m2
+         umount m1 m2",
+    );
+    let expected = "butternut: option fsname=name: is not a path of L, which -o blkdev mounts (leave \
+         it out, or name a path of the device)\nn/path\nn/path\n";
+    assert_eq!(output, expected);
+}

@@ -28,7 +28,8 @@ const WITHOUT: &str = "mount without -o blkdev";
 /// Returns the path of the device to mount, which mount tables show as the source.
 ///
 /// # Errors
-/// The user is not root, or the device is not a block device.
+/// The user is not root, the device is not a block device, or `fsname` is not a path of it: the
+/// kernel opens the source of such a mount.
 pub(super) fn source(volume: &VolumeArg, options: &ParsedOptions) -> Result<String, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::new("option blkdev", "needs root").hint(WITHOUT));
@@ -37,13 +38,21 @@ pub(super) fn source(volume: &VolumeArg, options: &ParsedOptions) -> Result<Stri
     let may_have_seed = !options.volume.read_only && volume.devices.len() > 1;
     let is_own = |device: &&DevicePath| !(may_have_seed && device.is_seed());
     let device = volume.devices.iter().find(is_own).or(volume.devices.first());
-    let path = device.map_or(Path::new(""), |device| &device.path);
+    let mut path = device.map_or(Path::new(""), |device| &device.path);
     let shown = path.display().to_string();
     let meta = std::fs::metadata(path).map_err(|error| Failure::io(&*shown, &error))?;
     if !meta.file_type().is_block_device() {
         let failure = Failure::new(shown, "is not a block device, which -o blkdev needs");
         return Err(failure
             .hint(format!("attach an image file to a loop device with losetup(8), or {WITHOUT}")));
+    }
+    if let Some(name) = &options.fsname {
+        if BlockDevice::at(Path::new(name)) != BlockDevice::at(path) {
+            let why = format!("is not a path of {shown}, which -o blkdev mounts");
+            return Err(Failure::new(format!("option fsname={name}"), why)
+                .hint("leave it out, or name a path of the device"));
+        }
+        path = Path::new(name);
     }
     // The kernel takes the path from the working directory of the process.
     let path = std::path::absolute(path).map_err(|error| Failure::io(&*shown, &error))?;
