@@ -119,8 +119,9 @@ is installed and the volume or the type (fuse.butternut) is named; given only a 
 not call the helper and returns earlier.
 
 With -o blkdev, sync(2) and syncfs(2) commit all changes (Linux 6.18), and umount(8) returns when
-all changes are committed, also if it does not call its helper; the process of the mount ends
-shortly afterwards. In these cases umount(8) returns before the commit:
+all changes are committed, also if it does not call its helper. The process of the mount ends
+shortly afterwards; commands of butternut wait for that. In these cases umount(8) returns before the
+commit:
   umount -f     if the helper is not called. The process commits afterwards only if no other program
                 has claimed or changed the device by then; otherwise the changes are lost
   umount -l     while files are open, until the last one is closed

@@ -42,6 +42,41 @@ fn syncfs_reports_lost_data_once_and_leaves_it_for_others() {
     }
 }
 
+/// The mount is gone, and its process still has to commit and to end.
+#[test]
+fn a_command_after_umount_8_waits_for_the_process_of_the_mount() {
+    if !kernel_tests_enabled("a_command_after_umount_8_waits_for_the_process_of_the_mount") {
+        return;
+    }
+    let plain = "$B mount -o commit=3600 $L m1; D=$(daemon)";
+    for (mount, umount, next) in [
+        (plain, "umount -i m1", "$B cat $L /new"),
+        (plain, "umount -i m1", "$B mkdir $L /dir"),
+        (plain, "umount -i m1", "$B mount -o blkdev $L m2"),
+        ("mounted", "umount -i -f m1", "$B cat $L /new"),
+    ] {
+        let output = run_on_loop(&format!(
+            "{mount}; echo text >m1/new; kill -STOP $D; {umount}
+             {next} 2>errors & P=$!
+             sleep .5; kill -CONT $D; wait $P || cat errors
+             ended $D; D=none
+             if findmnt m2 >out; then D=$(getfattr --only-values -n butternut.daemon m2); fi
+             cat m2/new 2>errors || $B cat $L /new
+             umount -q m2 || true"
+        ));
+        let times = if next.contains("cat") { 2 } else { 1 };
+        assert_eq!(output, "text\n".repeat(times), "{umount}; {next}");
+    }
+    // The kernel has released the device, and the process has its locks until it ends.
+    let output = run_on_loop(
+        "for n in $(seq 10); do
+             mounted; head -c 20M /dev/zero | tr '\\0' x >m1/data; echo $n >m1/new; umount m1
+             $B cat $L /new
+         done",
+    );
+    assert_eq!(output, "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n");
+}
+
 /// The help names these cases.
 #[test]
 fn umount_8_returns_before_the_commit_while_the_volume_is_in_use() {
@@ -177,7 +212,7 @@ fn fsname_is_a_path_of_the_block_device() {
          $B mount $L m2; findmnt -no SOURCE m2
          umount m1 m2",
     );
-    let expected = "butternut: option fsname=name: is not a path of L, which -o blkdev mounts (leave \
-         it out, or name a path of the device)\nn/path\nn/path\n";
+    let expected = "butternut: option fsname=name: is not a path of L, which -o blkdev mounts \
+         (leave it out, or name a path of the device)\nn/path\nn/path\n";
     assert_eq!(output, expected);
 }

@@ -232,7 +232,7 @@ fn fsname_is_the_source_that_mount_tables_show() {
          $B mount -o remount,fsname=other own.img m1 2>&1 || true
          $B umount m2; $B umount m1",
     );
-    let refused = "butternut: option fsname=other: the volume is mounted with fsname=my name (leave \
-         it out, or unmount the volume everywhere and mount it with this option)";
+    let refused = "butternut: option fsname=other: the volume is mounted with fsname=my name \
+         (leave it out, or unmount the volume everywhere and mount it with this option)";
     assert_eq!(output, format!("my name\nmy name\n{refused}\n{refused}\n"));
 }

@@ -9,6 +9,8 @@
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use butternut::DevicePath;
 use butternut_fuse::{BLOCK_BYTES, DeviceMount, FuseError, Options, is_block_device_type};
@@ -21,6 +23,9 @@ use rustix::io::Errno;
 use super::options::ParsedOptions;
 use crate::failure::{Failure, chain, io_text};
 use crate::volume::arg::VolumeArg;
+
+/// Time between two attempts to mount a busy device.
+const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What to do where the option cannot be used.
 const WITHOUT: &str = "mount without -o blkdev";
@@ -68,7 +73,30 @@ pub(super) fn mount(parsed: &ParsedOptions) -> Result<Option<DeviceMount>, Failu
         return Ok(None);
     }
     let options = &parsed.fuse;
-    DeviceMount::new(options).map(Some).map_err(|error| refused(options, &error))
+    let began = Instant::now();
+    loop {
+        match DeviceMount::new(options) {
+            Err(error) if is_busy(&error) && began.elapsed() < release_wait(&options.source) => {
+                thread::sleep(RELEASE_PAUSE);
+            }
+            made => return made.map(Some).map_err(|error| refused(options, &error)),
+        }
+    }
+}
+
+fn is_busy(error: &FuseError) -> bool {
+    let FuseError::MountFailed(source) = error else { return false };
+    Errno::from_io_error(source) == Some(Errno::BUSY)
+}
+
+/// Returns how long to wait for the holder of a device to release it by itself, as every open of a
+/// device does.
+fn release_wait(device: &str) -> Duration {
+    holder_of(BlockDevice::at(Path::new(device))).release_wait()
+}
+
+fn holder_of(device: Option<BlockDevice>) -> Holder {
+    device.map_or(Holder::Unknown, |device| holder::of_device(device.0))
 }
 
 /// Describes a mount of a block device that the kernel refuses, with a hint.
@@ -125,8 +153,7 @@ fn is_on_nodev(device: &str) -> bool {
 
 fn busy(device: &str, is_writable: bool) -> Failure {
     let found = BlockDevice::at(Path::new(device));
-    let holder = found.map_or(Holder::Unknown, |found| holder::of_device(found.0));
-    let failure = Failure::new(device, format!("is busy: {holder}"));
+    let failure = Failure::new(device, format!("is busy: {}", holder_of(found)));
     // A volume that is mounted read-only is opened again by each mount, and not joined.
     let is_shared = !is_writable && found.is_some_and(is_mounted_read_only);
     failure.hint(if is_shared { WITHOUT } else { crate::failure::hints::BUSY })
