@@ -81,6 +81,8 @@ Options for -o:
   blkdev                mount the block device itself (type fuseblk): sync(2) and syncfs(2) commit,
                         and umount(2) returns when all changes are committed; only for root. See
                         below
+  fsname=NAME           the source that mount tables show, instead of the volume; with blkdev, a
+                        path of the device
   uncached              cache no file data, neither here nor in the kernel
   writeback             let the kernel cache writes and send them later: small writes are faster,
                         but a full volume is reported only by close(2) or fsync(2), and direct
@@ -117,11 +119,23 @@ is installed and the volume or the type (fuse.butternut) is named; given only a 
 not call the helper and returns earlier.
 
 With -o blkdev, sync(2) and syncfs(2) commit all changes (Linux 6.18), and umount(8) returns when
-all changes are committed, however it is called; the process of the mount ends shortly afterwards.
-The kernel holds the device exclusively, as for its own filesystems. The first device of the volume
-must be a block device: attach an image file to a loop device with losetup(8). This requires Linux
-6.15, and CAP_SYS_ADMIN in the initial user namespace. A kernel that permits no writes to mounted
-devices (CONFIG_BLK_DEV_WRITE_MOUNTED is off) needs the boot parameter bdev_allow_write_mounted=1.
+all changes are committed, also if it does not call its helper. The process of the mount ends
+shortly afterwards; commands of butternut wait for that. In these cases umount(8) returns before the
+commit:
+  umount -f     if the helper is not called. The process commits afterwards only if no other program
+                has claimed or changed the device by then; otherwise the changes are lost
+  umount -l     while files are open, until the last one is closed
+  any form      while the volume has another mount point, here or in another mount namespace
+umount(8) does not know whether the commit succeeds: if the last commit fails, or the process of the
+mount is killed, its exit status is 0 all the same, and an error is only in syslog.
+`butternut umount` reports errors, and so does `sync -f MOUNTPOINT` before umount(8).
+
+With -o blkdev, the kernel holds the device exclusively, as for its own filesystems. A volume that
+is mounted read-only can be mounted again without blkdev only. The first device of the volume must
+be a block device with logical blocks of at most 4096 bytes: attach an image file to a loop device
+with losetup(8). This requires Linux 6.15, and CAP_SYS_ADMIN in the initial user namespace. A kernel
+that permits no writes to mounted devices (CONFIG_BLK_DEV_WRITE_MOUNTED is off) needs the boot
+parameter bdev_allow_write_mounted=1.
 
 SIGTERM, SIGINT or SIGHUP to the process of a mount unmounts the volume from all its mount points in
 the mount namespace of that process, including moved and bind-mounted ones, and unmounts no other

@@ -13,6 +13,8 @@
 //! 3. The volume's sequence contains the errors of all files. It also knows which of them a check
 //!    has returned ([`VolumeErrors::unreported`]), so that closing the last handle of a volume
 //!    fails only for errors that have not been reported.
+//! 4. A caller whose result may be dropped moves a cursor of its own past an error, and the error
+//!    still counts as not returned ([`VolumeErrors::check_and_keep`]).
 
 use crate::error::FileError;
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
@@ -79,15 +81,19 @@ impl ErrorSequence {
     /// Returns the last error, if the cursor is before it, and moves the cursor past it (law 1).
     pub(crate) fn check(&self, cursor: &ErrorCursor) -> Option<FileError> {
         let state = self.state();
-        if cursor.0.swap(state.count, Ordering::AcqRel) == state.count {
-            return None;
-        }
+        let error = state.pass(cursor)?;
         state.is_reported.store(true, Ordering::Release);
-        state.last.clone()
+        Some(error)
     }
 }
 
 impl State {
+    /// Returns the last error, if the cursor is before it, and moves the cursor past it.
+    fn pass(&self, cursor: &ErrorCursor) -> Option<FileError> {
+        let before = cursor.0.swap(self.count, Ordering::AcqRel);
+        self.last.clone().filter(|_| before != self.count)
+    }
+
     fn is_unreported(&self) -> bool {
         self.last.is_some() && !self.is_reported.load(Ordering::Acquire)
     }
@@ -112,6 +118,12 @@ impl VolumeErrors {
         let error = self.all.check(cursor)?;
         self.unreported().clear();
         Some(error)
+    }
+
+    /// Returns the last error of any file, if the cursor is before it, and moves the cursor past
+    /// it. Other cursors return the error, too, and it counts as not returned (law 4).
+    pub(crate) fn check_and_keep(&self, cursor: &ErrorCursor) -> Option<FileError> {
+        self.all.state().pass(cursor)
     }
 
     /// Returns the last error, if there is one, of any file, that no check has returned.
@@ -204,6 +216,27 @@ mod tests {
             "the previous call reported only the earlier errors"
         );
         assert_eq!(ino(volume.peek_unreported()), None);
+    }
+
+    #[test]
+    fn a_kept_error_is_returned_once_and_left_for_all_others() {
+        let (file, volume) = (ErrorSequence::default(), VolumeErrors::default());
+        let (handle, all, kept) = (file.cursor(), volume.all.cursor(), ErrorCursor::default());
+        for number in [1, 2] {
+            volume.record(&file, &error(number));
+            assert_eq!(ino(volume.check_and_keep(&kept)), Some(number));
+            assert_eq!(ino(volume.check_and_keep(&kept)), None);
+        }
+        assert!(file.has_unreported());
+        assert_eq!(ino(volume.peek_unreported()), Some(2));
+        assert_eq!(ino(file.check(&handle)), Some(2));
+        assert_eq!(ino(volume.check(&all)), Some(2));
+        volume.record(&file, &error(3));
+        assert_eq!(ino(volume.check(&all)), Some(3));
+        assert_eq!(ino(volume.check_and_keep(&kept)), Some(3), "it has a cursor of its own");
+        volume.record(&file, &error(4));
+        assert_eq!(ino(volume.check_and_keep(&kept)), Some(4));
+        assert_eq!(ino(volume.take_unreported()), Some(4));
     }
 
     #[test]

@@ -215,6 +215,12 @@ impl Source {
         self.0.errors.check(cursor)
     }
 
+    /// Returns the last writeback error of any file since the previous check with this cursor, and
+    /// leaves it for all other callers: it counts as an error that no check has returned.
+    pub fn check_errors_and_keep(&self, cursor: &ErrorCursor) -> Option<FileError> {
+        self.0.errors.check_and_keep(cursor)
+    }
+
     /// Returns the last writeback error, if there is one that no check of a file or of all files
     /// has returned.
     pub fn take_unreported_error(&self) -> Option<FileError> {

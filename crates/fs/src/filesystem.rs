@@ -57,6 +57,9 @@ pub(crate) struct Shared {
     pub(crate) source: Source,
     /// Which losses of file data [`Filesystem::sync`] has returned.
     pub(crate) errors: ErrorCursor,
+    /// Which losses of file data
+    /// [`FilesystemExt::syncfs`](crate::server::FilesystemExt::syncfs) has returned.
+    pub(crate) syncfs_errors: ErrorCursor,
     pub(crate) outstanding_io: Arc<OutstandingIo>,
     pub(crate) allocation_runs: Arc<AllocationRuns>,
     pub(crate) tunables: SharedTunables,

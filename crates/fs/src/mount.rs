@@ -105,6 +105,7 @@ impl Filesystem {
             inodes: InodeCache::new(options.inode_cache_entries),
             source,
             errors: ErrorCursor::default(),
+            syncfs_errors: ErrorCursor::default(),
             outstanding_io: Arc::default(),
             allocation_runs: Arc::default(),
             tunables: SharedTunables::new(options.tunables),

@@ -54,6 +54,14 @@ pub trait FilesystemExt {
     /// As [`sync_unreported`](Self::sync_unreported).
     fn sync_and_keep_errors(&self) -> Result<()>;
 
+    /// As [`Filesystem::sync`], for syncfs(2) and sync(2), of which the latter drops the result. All
+    /// callers together get each loss of file data once, whether or not a sync of its file has
+    /// returned it, and it is left for the sync of its file and for the close of the volume.
+    ///
+    /// # Errors
+    /// As [`Filesystem::sync`].
+    fn syncfs(&self) -> Result<()>;
+
     /// As [`sync_names`](Self::sync_names), and ends writing: when this returns, nothing writes to
     /// the devices, and nothing will, so another program may use them. That holds also where
     /// something could not be written: the next sync of all files returns the error. Later changes
@@ -150,6 +158,10 @@ impl FilesystemExt for Filesystem {
 
     fn set_mount_watch(&self, is_mounted: Box<dyn Fn() -> bool + Send + Sync>) {
         self.volume().set_mount_watch(is_mounted);
+    }
+
+    fn syncfs(&self) -> Result<()> {
+        Filesystem::syncfs(self)
     }
 
     fn end_writes(&self) {

@@ -287,6 +287,35 @@ fn lost_data_is_reported_once_through_every_handle() {
 }
 
 #[test]
+fn lost_data_is_reported_once_to_syncfs_and_left_for_all_others() {
+    for is_closed_by_sync in [false, true] {
+        let volume = TestVolume::new();
+        let (device, fs) = faulty(&volume);
+        let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+        let file = fs.open_file(id).unwrap();
+        fs.sync().unwrap();
+        for content in [8, 9] {
+            file.write_at(0, &[content; 8192]).unwrap();
+            let rule = device.add(failing_data(&fs));
+            assert_eq!(fs.syncfs().unwrap_err().errno(), 5);
+            device.remove(rule);
+            fs.syncfs().unwrap();
+            fs.create(fs.root(), &[b'a' + content], &new(0o644)).unwrap();
+            fs.syncfs().unwrap();
+        }
+        // The file's handle and a sync of all files have cursors of their own.
+        if is_closed_by_sync {
+            assert_eq!(file.sync_all().unwrap_err().errno(), 5);
+            assert_eq!(fs.sync().unwrap_err().errno(), 5);
+        }
+        fs.syncfs().unwrap();
+        drop(file);
+        assert_eq!(fs.close().is_err(), !is_closed_by_sync);
+        volume.check();
+    }
+}
+
+#[test]
 fn lost_data_is_reported_after_many_other_files_were_closed() {
     let volume = TestVolume::new();
     let (device, fs) = faulty(&volume);

@@ -199,7 +199,7 @@ impl Door {
             }
             // The kernel drops the result where the caller is sync(2), so a loss of file data is
             // left for the sync of the file and for the unmount.
-            op::SYNCFS => Ok(self.filesystem.sync_and_keep_errors()?),
+            op::SYNCFS => Ok(self.filesystem.syncfs()?),
             op::FALLOCATE => self.allocate(request),
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => self.copy_range(request, reply),
             op::SETXATTR => self.set_xattr(request),

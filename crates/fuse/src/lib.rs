@@ -42,7 +42,7 @@ pub use connection::mount_xattrs::{DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_X
 pub use door::Report;
 pub use options::{Caching, Options};
 pub use session::{
-    ClonedMount, DetachOutcome, DetachedMount, DeviceMount, FuseError, MountAttempt,
-    MountPermissions, Mounted, PendingClone, RemainingMount, Serving, Unmounter, is_own_type,
-    mount, mount_attempt,
+    BLOCK_BYTES, ClonedMount, DetachOutcome, DetachedMount, DeviceMount, FuseError, MountAttempt,
+    MountPermissions, Mounted, PendingClone, RemainingMount, Serving, Unmounter,
+    is_block_device_type, is_own_type, mount, mount_attempt,
 };

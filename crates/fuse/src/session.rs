@@ -39,6 +39,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use butternut::server::FilesystemExt;
 use butternut::{Error, FileId, Filesystem};
 use butternut_sys::mounts::Mount;
 
@@ -50,9 +51,9 @@ use crate::worker::cpu_affinity::CallerTracker;
 use crate::worker::leader::Leadership;
 use crate::worker::thread_limits::ThreadLimits;
 
-pub use attach::is_own_type;
+pub use attach::{is_block_device_type, is_own_type};
 pub use attempt::MountAttempt;
-pub use detached_mount::{ClonedMount, DetachedMount, MountPermissions, PendingClone};
+pub use detached_mount::{BLOCK_BYTES, ClonedMount, DetachedMount, MountPermissions, PendingClone};
 pub use device_mount::DeviceMount;
 pub use superblock::RemainingMount;
 use superblock::Superblock;

@@ -17,9 +17,10 @@
 //!    read-only.
 //! 4. Both locks end with the last descriptor, however the process ends. The kernel destroys the
 //!    rings of a killed process slightly later than the process. So an open waits for a lock
-//!    without a visible holder, at most `RELEASE_WAIT`; and as long for a process that has only a
-//!    loop device over the same bytes open for writing, as losetup(8) and udev do for a moment, and
-//!    for a child process, which has the descriptors of this one until it executes its program.
+//!    without a visible holder; for a process that has only a loop device over the same bytes open
+//!    for writing, as losetup(8) and udev do for a moment; for a child process, which has the
+//!    descriptors of this one until it executes its program; and for a process that has served FUSE
+//!    mounts and serves none any more ([`Holder::release_wait`]).
 //! 5. A block device that the caller has mounted with type `fuseblk` ([`OpenDisk::mounted`]) is
 //!    opened without `O_EXCL`: the kernel's mount excludes what law 2 does, and would exclude the
 //!    caller, too. The locks are taken all the same. When that mount has ended, the caller claims
@@ -46,8 +47,6 @@ const DIRECT_ALIGN_DEFAULT: u32 = 512;
 /// The largest plausible alignment in bytes; larger values from the kernel are ignored.
 const DIRECT_ALIGN_MAX: u32 = 1 << 16;
 
-/// How long an open waits for a lock whose holder has ended.
-const RELEASE_WAIT: Duration = Duration::from_secs(2);
 /// Time between two attempts to get the lock.
 const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
@@ -191,7 +190,7 @@ impl OpenError {
 }
 
 impl DiskFile {
-    /// Opens a disk. Waits for a lock without a visible holder (law 4).
+    /// Opens a disk. Waits for a holder that ends by itself (law 4).
     ///
     /// # Errors
     /// The disk cannot be opened, is busy, or is not a disk.
@@ -199,9 +198,7 @@ impl DiskFile {
         let start = Instant::now();
         loop {
             match Self::open_once(path, how) {
-                Err(OpenError::Busy { holder, .. })
-                    if holder.may_end_soon() && start.elapsed() < RELEASE_WAIT =>
-                {
+                Err(OpenError::Busy { holder, .. }) if start.elapsed() < holder.release_wait() => {
                     std::thread::sleep(RELEASE_PAUSE);
                 }
                 decided => return decided,

@@ -8,10 +8,12 @@
 //!    the locks of an open cannot conflict with: a loop device that is mounted, or open exclusively
 //!    or for writing; a lock of a file that no path leads to. Disks are compared by the numbers of
 //!    their storage (`crate::storage`), never by path.
-//! 2. `Holder::may_end_soon` makes an open retry for a short time ([`crate::file`]): a holder
-//!    that cannot be found may have ended, and its lock is then released soon; programs that search
-//!    or attach loop devices have one open for a moment; a child of this process has its
-//!    descriptors until it executes its program, also those that this process has closed meanwhile.
+//! 2. [`Holder::release_wait`] makes an open retry for some time ([`crate::file`]): a holder that
+//!    cannot be found may have ended, and its lock is then released soon; programs that search or
+//!    attach loop devices have one open for a moment; a child of this process has its descriptors
+//!    until it executes its program, also those that this process has closed meanwhile; a process
+//!    that has served FUSE mounts, all of which are gone, commits and ends. umount(8) may return
+//!    before that. Since Linux 6.16, `fdinfo` names the mounts.
 //! 3. No file that another process has open is accessed unless it can be the disk: it may be on a
 //!    filesystem that does not respond.
 //! 4. An unprivileged user can choose the source of a mount: with FUSE it is any string. So a mount
@@ -30,6 +32,15 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long an open waits for a holder that cannot be found, or has the disk for a moment.
+const RELEASE_WAIT: Duration = Duration::from_secs(2);
+/// How long an open waits for the process of an unmounted filesystem.
+const END_WAIT: Duration = Duration::from_secs(10);
+
+/// Number of bits of the minor number in a device number of the kernel.
+const MINOR_BITS: u32 = 20;
 
 /// Maximum number of mounts, processes or descriptors that are examined. Beyond it the holder is
 /// unknown.
@@ -64,14 +75,45 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// Returns whether the holder may release the disk without being asked to (law 2).
-    pub(crate) fn may_end_soon(&self) -> bool {
+    /// Returns how long to wait for the holder to release the disk without being asked to (law 2).
+    pub fn release_wait(&self) -> Duration {
         match self {
-            Holder::LoopWriter { .. } | Holder::Unknown => true,
-            Holder::Process { id, .. } => is_child(*id),
-            Holder::Mount { .. } | Holder::Device { .. } | Holder::Swap => false,
+            Holder::LoopWriter { .. } | Holder::Unknown => RELEASE_WAIT,
+            Holder::Process { id, .. } if is_child(*id) => RELEASE_WAIT,
+            Holder::Process { id, .. } if is_unmounted(*id) => END_WAIT,
+            Holder::Process { .. }
+            | Holder::Mount { .. }
+            | Holder::Device { .. }
+            | Holder::Swap => Duration::ZERO,
         }
     }
+}
+
+/// Returns whether a process has served FUSE mounts, and none of them is left in its mount
+/// namespace and in this one.
+fn is_unmounted(process: u32) -> bool {
+    let served = fuse_mounts(process);
+    let is_served =
+        |mount: &Mount| mount.kind.starts_with("fuse") && served.contains(&mount.device);
+    let mut tables = [mounts::read_of(process), mounts::read()].into_iter().flatten();
+    !served.is_empty() && !tables.any(|mounts| mounts.iter().any(is_served))
+}
+
+/// Returns the device numbers of the FUSE mounts, also former ones, that a process serves.
+fn fuse_mounts(process: u32) -> Vec<Numbers> {
+    let descriptors = fs::read_dir(format!("/proc/{process}/fdinfo")).into_iter().flatten();
+    let numbers = descriptors.take(ENTRIES_MAX).flatten().filter_map(|descriptor| {
+        let info = text::of_file(descriptor.path()).ok()?;
+        let number = info.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
+        kernel_numbers(number.trim().parse().ok()?)
+    });
+    numbers.collect()
+}
+
+/// Splits a device number of the kernel.
+fn kernel_numbers(number: u32) -> Option<Numbers> {
+    // Zero until the mount is made.
+    (number != 0).then_some((number >> MINOR_BITS, number & ((1 << MINOR_BITS) - 1)))
 }
 
 /// Returns whether a process is a child of this one.
@@ -103,7 +145,7 @@ impl fmt::Display for Holder {
 }
 
 /// Returns what holds a block device exclusively.
-pub fn of_device(major: u32, minor: u32) -> Holder {
+pub fn of_device((major, minor): (u32, u32)) -> Holder {
     of_block_device(DiskKind::BlockDevice { major, minor })
 }
 
@@ -382,6 +424,13 @@ mod tests {
         let mountpoint = "/mnt/\u{1b}c".into();
         let shown = Holder::Mount { device: "a\rb".to_owned(), mountpoint }.to_string();
         assert_eq!(shown, "the kernel has mounted a\\rb on /mnt/\\u{1b}c");
+    }
+
+    #[test]
+    fn device_numbers_of_the_kernel_are_split() {
+        assert_eq!(kernel_numbers(43), Some((0, 43)));
+        assert_eq!(kernel_numbers((7 << 20) + 11), Some((7, 11)));
+        assert_eq!(kernel_numbers(0), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 pub mod affinity;
 pub mod allocations;
 pub mod arena;
+pub mod block_device;
 pub mod buffer;
 pub mod buffers;
 pub mod clock;

@@ -1,5 +1,5 @@
-//! The holder of a busy disk is found although another filesystem of the machine does not respond.
-//! Mounts a filesystem, which needs root; `BUTTERNUT_NO_KERNEL=1` skips the test.
+//! The holder of a busy disk is found although another filesystem of the machine does not respond,
+//! and an open waits for the process of an unmounted filesystem (since Linux 6.16). Mounts a filesystem, which needs root; `BUTTERNUT_NO_KERNEL=1` skips the test.
 
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -38,10 +38,15 @@ fn a_busy_disk_is_refused_beside_a_filesystem_that_does_not_respond() {
     let opener = thread::spawn(move || told.send(DiskFile::open(&path, how)));
     // The timeout is long enough that only an open that hangs exceeds it, also on a busy machine.
     let answered = answer.recv_timeout(Duration::from_mins(5));
+    let server = Holder::Process { id: std::process::id(), name: String::new() };
+    let mut waits = vec![!server.release_wait().is_zero()];
     // Closing the connection unblocks any waiting thread.
     drop(root);
     unmount(dir.path(), UnmountFlags::DETACH).unwrap();
+    waits.push(!server.release_wait().is_zero());
     drop(device);
+    waits.push(!server.release_wait().is_zero());
+    assert_eq!(waits, [false, true, false], "mounted, unmounted, connection closed");
     opener.join().unwrap().unwrap();
     let refused = answered.expect("the second open hangs").unwrap_err();
     let OpenError::Busy { holder: Holder::Process { id, .. }, .. } = refused else {

@@ -84,10 +84,11 @@ impl Plan {
         let mut options = ParsedOptions::of(&args.options)?;
         options.apply_to_volume(&mut volume)?;
         options.volume.degraded |= global.degraded;
-        options.fuse.source.clone_from(&volume.typed);
-        if options.blkdev {
-            options.fuse.source = block_device::source(&volume, &options)?;
-        }
+        options.fuse.source = if options.blkdev {
+            block_device::source(&volume, &options)?
+        } else {
+            options.fsname.clone().unwrap_or_else(|| volume.typed.clone())
+        };
         let cores = thread::available_parallelism().map_or(1, NonZero::get).max(THREADS_MIN);
         if let Some(threads) = args.threads {
             options.apply(format!("threads={threads}").as_bytes())?;

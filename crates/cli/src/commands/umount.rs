@@ -138,7 +138,7 @@ fn detach_and_commit(global: &GlobalArgs, mount: &Mount, timeout: Duration) -> R
     }
 }
 
-fn not_written(shown: String, error: &io::Error) -> Failure {
+pub(super) fn not_written(shown: String, error: &io::Error) -> Failure {
     Failure::new(shown, format!("the last changes could not be written: {}", io_text(error)))
 }
 
@@ -232,13 +232,15 @@ fn find_mount(mountpoint: &Path) -> Result<Mount, Failure> {
 
 /// Writes back the kernel's dirty pages, and lets the process of the mount commit them. Returns
 /// only errors that occur during the call: `syncfs` also returns earlier ones, which `close` has
-/// reported.
+/// reported. Where both calls fail, the first error has the cause: after a failed commit, another
+/// commit only finds that the volume is read-only.
 pub(crate) fn commit(mountpoint: &Path) -> io::Result<()> {
     let mounted = File::open(mountpoint)?;
     let before = lost_writes(&mounted);
     let sent = rustix::fs::syncfs(&mounted);
     let mut value = [0; 1];
-    rustix::fs::fgetxattr(&mounted, SYNC_XATTR, &mut value[..])?;
+    let committed = rustix::fs::fgetxattr(&mounted, SYNC_XATTR, &mut value[..]);
+    committed.map_err(|error| sent.err().unwrap_or(error))?;
     let after = lost_writes(&mounted);
     if before.is_some() && before == after { Ok(()) } else { Ok(sent?) }
 }

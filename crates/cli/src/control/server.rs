@@ -27,7 +27,7 @@ use super::{Format, REQUEST_BYTES_MAX, Request, Response, SubvolumeSelector, dir
 use super::{
     devices_name, make_directory, peer, receive, runtime_dir, send, send_descriptor, socket_name,
 };
-use crate::failure::{chain_with_hint, io_text};
+use crate::failure::{chain, chain_with_hint, io_text};
 
 /// Maximum time to receive a request, and to send its response. Other connections wait meanwhile.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -257,10 +257,11 @@ fn serve_clone(served: &ServedMount, mut stream: UnixStream, subvolume: Subvolum
 fn send_clone(served: &ServedMount, stream: &UnixStream, subvolume: SubvolumeSelector) -> Response {
     let clone = directory(&served.filesystem, subvolume).and_then(|(id, directory)| {
         let whole = served.whole.as_ref().ok_or("the mount cannot be cloned")?;
-        let shown = directory.display().to_string();
-        whole
-            .clone_directory(id, &directory)
-            .map_err(|error| format!("{shown}: {}", io_text(&error)))
+        whole.clone_directory(id, &directory).map_err(|error| {
+            let why = chain(&error);
+            let is_top_level = directory.as_os_str().is_empty();
+            if is_top_level { why } else { format!("{}: {why}", directory.display()) }
+        })
     });
     let sent = clone
         .and_then(|clone| send_descriptor(stream, clone.as_fd()).map_err(|error| io_text(&error)));

@@ -65,6 +65,9 @@ pub(crate) fn of_volume(error: &VolumeError) -> Option<&'static str> {
         | VolumeError::InvalidSuper { .. }
         | VolumeError::NotFlushed { .. }
         | VolumeError::OtherQueue
+        | VolumeError::Overlap { .. }
+        | VolumeError::MountEnded(_)
+        | VolumeError::WritesEnded
         | VolumeError::Unreadable(_) => None,
     }
 }
@@ -99,6 +102,7 @@ pub(crate) fn of_device(error: &DeviceError) -> Option<&'static str> {
         | DeviceError::ReadOnly { .. }
         | DeviceError::Discard { .. }
         | DeviceError::NoDevice { .. }
+        | DeviceError::Claim { .. }
         | DeviceError::NotRun => None,
     }
 }

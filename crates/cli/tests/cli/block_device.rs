@@ -10,10 +10,10 @@ use super::mount_end::run_in_namespace;
 /// script, `mounted WORDS` mounts L on m1 and sets D to the process of the mount, `saved FILE`
 /// prints what a copy of the device has, and `refused WORDS` prints the message of a command that
 /// must fail. Returns the output, with the path of the device replaced by `L`.
-fn run_on_loop(script: &str) -> String {
+pub(crate) fn run_on_loop(script: &str) -> String {
     run_in_namespace(&format!(
         "mkdir m3 k; L=; D=none
-         undo() {{ umount -l m1 m2 m3 k; [ $D = none ] || kill -9 $D; losetup -d $L; }}
+         undo() {{ umount -l m1 m2 m3 k $L; [ $D = none ] || kill -9 $D; losetup -d $L; }}
          trap \"{{ undo || true; }} 2>ignored\" EXIT
          L=$(losetup -f --show own.img)
          mounted() {{ $B mount -o blkdev,commit=3600 \"$@\" $L m1; D=$(daemon); }}
@@ -87,9 +87,9 @@ fn a_forced_unmount_loses_nothing() {
         return;
     }
     let output = run_on_loop(
-        "mounted; head -c 9M /dev/urandom >m1/data; cp m1/data data; echo text >m1/new
+        "mounted; head -c 9M /dev/urandom >m1/data; cp m1/data bytes; echo text >m1/new
          umount -i -f m1; ended $D; D=none
-         $B cat $L /data | cmp data; $B cat $L /new
+         $B cat $L /data | cmp bytes; $B cat $L /new
          btrfs check --check-data-csum $L >log 2>&1 || cat log",
     );
     assert_eq!(output, "text\n");
@@ -103,21 +103,21 @@ fn after_a_forced_unmount_another_users_device_is_not_written() {
         return;
     }
     let others = [
-        "mount $L k; cp data k/theirs; umount k",
-        "mkfs.btrfs -q -f $L; mount $L k; cp data k/theirs; umount k",
-        "mkfs.ext4 -q -F $L; mount $L k; cp data k/theirs; umount k",
+        "mount $L k; cp bytes k/theirs; umount k",
+        "mkfs.btrfs -q -f $L; mount $L k; cp bytes k/theirs; umount k",
+        "mkfs.ext4 -q -F $L; mount $L k; cp bytes k/theirs; umount k",
     ];
     for other in others {
         let output = run_on_loop(&format!(
-            "head -c 9M /dev/urandom >data
-             mounted; cp data m1/ours; mkdir m1/new; kill -STOP $D
+            "head -c 9M /dev/urandom >bytes
+             mounted; cp bytes m1/ours; mkdir m1/new; kill -STOP $D
              umount -i -f m1
              {other}
              sectors() {{ awk '{{ print $7 }}' /sys/block/${{L#/dev/}}/stat; }}
              before=$(sectors)
              kill -CONT $D; ended $D; D=none
              echo written: $(($(sectors) - before))
-             mount $L k; cmp data k/theirs; umount k"
+             mount $L k; cmp bytes k/theirs; umount k"
         ));
         assert_eq!(output, "written: 0\n", "{other}");
     }

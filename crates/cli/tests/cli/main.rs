@@ -10,6 +10,7 @@
 )]
 
 mod block_device;
+mod block_device_errors;
 mod btrfs_progs;
 mod change;
 mod check;

@@ -216,3 +216,23 @@ fn an_interrupted_command_has_mounted_the_volume_or_not() {
     assert!(if is_mounted { status.success() } else { status.signal() == Some(2) }, "{status}");
     assert!(is_mounted || holders(&image).is_empty());
 }
+
+/// As for other FUSE filesystems.
+#[test]
+fn fsname_is_the_source_that_mount_tables_show() {
+    if !kernel_tests_enabled("fsname_is_the_source_that_mount_tables_show") {
+        return;
+    }
+    let output = run_in_namespace(
+        "trap \"{ umount -l m1 m2; } 2>ignored || true\" EXIT
+         $B mount -o \"fsname=my name\" own.img m1; findmnt -no SOURCE m1
+         $B mount -o \"fsname=my name\" own.img m2; findmnt -no SOURCE m2
+         $B mount -o fsname=other own.img data 2>&1 || true
+         $B mount -o \"remount,ro,fsname=my name\" own.img m1
+         $B mount -o remount,fsname=other own.img m1 2>&1 || true
+         $B umount m2; $B umount m1",
+    );
+    let refused = "butternut: option fsname=other: the volume is mounted with fsname=my name \
+         (leave it out, or unmount the volume everywhere and mount it with this option)";
+    assert_eq!(output, format!("my name\nmy name\n{refused}\n{refused}\n"));
+}

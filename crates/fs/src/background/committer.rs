@@ -110,6 +110,13 @@ impl Filesystem {
         done.and(lost.map_or(Ok(()), |error| Err(error.into())))
     }
 
+    /// As [`FilesystemExt::syncfs`](crate::server::FilesystemExt::syncfs).
+    pub(crate) fn syncfs(&self) -> Result<()> {
+        let done = self.write_back_and_commit();
+        let lost = self.shared.source.check_errors_and_keep(&self.shared.syncfs_errors);
+        done.and(lost.map_or(Ok(()), |error| Err(error.into())))
+    }
+
     /// As [`FilesystemExt::sync_best_effort`](crate::server::FilesystemExt::sync_best_effort).
     pub(crate) fn sync_best_effort(&self) {
         drop(self.write_back_and_commit());

@@ -41,6 +41,11 @@ pub fn is_own_type(kind: &str) -> bool {
     kind == FS_TYPE || kind == BLOCK_FS_TYPE
 }
 
+/// Returns whether the type of a mount is that of a Butternut mount of a block device.
+pub fn is_block_device_type(kind: &str) -> bool {
+    kind == BLOCK_FS_TYPE
+}
+
 /// Mounts on the directory of an attempt, and returns the descriptor of the connection.
 pub(crate) fn attach(attempt: &MountAttempt, options: &Options) -> io::Result<OwnedFd> {
     match by_system_call(attempt.mountpoint(), options) {

@@ -25,7 +25,8 @@
 //! 6. A mount of a block device (type `fuseblk`) is not kept once a clone of it is attached:
 //!    umount(2) of the last attached mount waits for DESTROY only if no other mount of the
 //!    superblock is left. For each further clone the kernel makes a new detached mount of the same
-//!    superblock, which it finds by the device.
+//!    superblock, which it finds by a path of the device. The path of the first mount may lead to
+//!    another file by then, so other paths of the device follow it ([`MountedDevice`]).
 //! 7. The end of the last mount of a block device sends DESTROY, and the thread that closes that
 //!    mount waits for the reply, so it is closed as law 5 says ([`MountFd`]).
 
@@ -38,6 +39,7 @@ use std::thread;
 use std::time::Duration;
 
 use butternut::FileId;
+use butternut_sys::block_device::BlockDevice;
 use butternut_sys::{mounts, private_fd_table};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
@@ -54,8 +56,9 @@ use crate::session::attach;
 /// How long a thread waits for the end of a mount that it closes.
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
 
-/// The block size of a superblock, in bytes. The kernel refuses one below that of the device.
-const BLOCK_BYTES: &str = "4096";
+/// The block size of the superblock of a block device, in bytes. The kernel refuses a size that is
+/// smaller than the logical blocks of the device, or larger than a memory page.
+pub const BLOCK_BYTES: u32 = 4096;
 
 /// The attributes of a detached mount, and of a clone until it gets its own (law 2).
 const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
@@ -70,8 +73,30 @@ pub struct DetachedMount {
     /// lookup, and may itself wait for the lock.
     state: Mutex<State, rank::DetachedMount>,
     device: (u32, u32),
-    /// The path of the block device, for a mount of one (law 6).
-    block_device: Option<PathBuf>,
+    /// The block device, for a mount of one (law 6).
+    block_device: Option<MountedDevice>,
+}
+
+/// A mounted block device, and the paths that led to it when it was mounted.
+#[derive(Clone, Debug)]
+struct MountedDevice {
+    device: BlockDevice,
+    /// The source of the mount, and the same path without symlinks.
+    paths: Vec<PathBuf>,
+}
+
+/// The kernel makes no further mount of a mounted block device.
+#[derive(Debug, thiserror::Error)]
+enum MountAgainError {
+    #[error("{} cannot be mounted again", path.display())]
+    Refused {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} does not lead to the mounted block device {}:{} any more", path.display(),
+        device.0.0, device.0.1)]
+    Moved { path: PathBuf, device: BlockDevice },
 }
 
 #[derive(Debug)]
@@ -173,17 +198,21 @@ impl DetachedMount {
     pub(crate) fn mount_block_device(connection: &OwnedFd, options: &Options) -> io::Result<Self> {
         let filesystem = fsopen(attach::BLOCK_TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
         configure(&filesystem, connection, options)?;
-        fsconfig_set_string(&filesystem, "blksize", BLOCK_BYTES)?;
+        fsconfig_set_string(&filesystem, "blksize", BLOCK_BYTES.to_string())?;
         // Without this, the kernel would return the superblock of another process.
         fsconfig_create_exclusive(&filesystem)?;
-        Self::of(&filesystem, Some(PathBuf::from(&options.source)))
+        let source = PathBuf::from(&options.source);
+        let resolved = source.canonicalize();
+        Self::of(&filesystem, Some([source].into_iter().chain(resolved).collect()))
     }
 
-    fn of(filesystem: &OwnedFd, block_device: Option<PathBuf>) -> io::Result<Self> {
+    /// `paths` are those of the block device, for a mount of one.
+    fn of(filesystem: &OwnedFd, paths: Option<Vec<PathBuf>>) -> io::Result<Self> {
         let mount = fsmount(filesystem, FsMountFlags::FSMOUNT_CLOEXEC, ATTRIBUTES)?;
         // Fails now, before any request is served, where the kernel cannot clone the mount.
         drop(clone(&mount)?);
         let device = device_of(&mount)?;
+        let block_device = paths.map(|paths| MountedDevice { device: BlockDevice(device), paths });
         let mount = Some(Arc::new(MountFd::new(mount)));
         let state = State { mount, is_closed: false, pending_clones: 0 };
         Ok(Self { state: Mutex::new(state), device, block_device })
@@ -213,10 +242,10 @@ impl DetachedMount {
             (Some(mount), _) => {
                 private_fd_table::call(mount.as_fd(), |at| clone_in(at, id, &directory))?
             }
-            (None, Some(source)) => {
-                let (source, device) = (source.clone(), self.device);
+            (None, Some(block_device)) => {
+                let block_device = block_device.clone();
                 private_fd_table::open(move || {
-                    let whole = mount_again(&source, device)?;
+                    let whole = block_device.mount_again()?;
                     clone_in(whole.as_fd(), id, &directory)
                 })?
             }
@@ -332,8 +361,23 @@ fn configure(filesystem: &OwnedFd, connection: &OwnedFd, options: &Options) -> i
     Ok(())
 }
 
-/// Makes a detached mount of the superblock that a block device is mounted with (law 6).
-fn mount_again(source: &Path, device: (u32, u32)) -> io::Result<OwnedFd> {
+impl MountedDevice {
+    /// Makes a detached mount of the superblock that the device is mounted with (law 6).
+    fn mount_again(&self) -> io::Result<OwnedFd> {
+        let device = self.device;
+        let known = self.paths.iter().cloned().chain(device.kernel_path());
+        let path = known.into_iter().find(|path| BlockDevice::at(path) == Some(device));
+        let Some(path) = path else {
+            let path = self.paths.first().cloned().unwrap_or_default();
+            return Err(io::Error::other(MountAgainError::Moved { path, device }));
+        };
+        mount_at(&path, device.0)
+            .map_err(|source| io::Error::other(MountAgainError::Refused { path, source }))
+    }
+}
+
+/// Makes a detached mount of the superblock of the block device that a path leads to.
+fn mount_at(source: &Path, device: (u32, u32)) -> io::Result<OwnedFd> {
     let mounted = |is_read_only: bool| {
         let filesystem = fsopen(attach::BLOCK_TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_set_string(&filesystem, "source", source)?;

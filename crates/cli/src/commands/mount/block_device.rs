@@ -7,18 +7,25 @@
 //! The mount is made, and the device with it claimed, before the volume is opened. Each error until
 //! the mount is attached drops it, and the device is free again.
 
-use std::fs::Metadata;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use butternut::DevicePath;
-use butternut_fuse::{DeviceMount, FuseError};
-use butternut_sys::holder;
+use butternut_fuse::{BLOCK_BYTES, DeviceMount, FuseError, Options, is_block_device_type};
+use butternut_sys::block_device::BlockDevice;
+use butternut_sys::holder::{self, Holder};
+use butternut_sys::mounts::{self, Mount};
+use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 
 use super::options::ParsedOptions;
 use crate::failure::{Failure, chain, io_text};
 use crate::volume::arg::VolumeArg;
+
+/// Time between two attempts to mount a busy device.
+const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What to do where the option cannot be used.
 const WITHOUT: &str = "mount without -o blkdev";
@@ -26,7 +33,8 @@ const WITHOUT: &str = "mount without -o blkdev";
 /// Returns the path of the device to mount, which mount tables show as the source.
 ///
 /// # Errors
-/// The user is not root, or the device is not a block device.
+/// The user is not root, the device is not a block device, or `fsname` is not a path of it: the
+/// kernel opens the source of such a mount.
 pub(super) fn source(volume: &VolumeArg, options: &ParsedOptions) -> Result<String, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::new("option blkdev", "needs root").hint(WITHOUT));
@@ -35,13 +43,21 @@ pub(super) fn source(volume: &VolumeArg, options: &ParsedOptions) -> Result<Stri
     let may_have_seed = !options.volume.read_only && volume.devices.len() > 1;
     let is_own = |device: &&DevicePath| !(may_have_seed && device.is_seed());
     let device = volume.devices.iter().find(is_own).or(volume.devices.first());
-    let path = device.map_or(Path::new(""), |device| &device.path);
+    let mut path = device.map_or(Path::new(""), |device| &device.path);
     let shown = path.display().to_string();
     let meta = std::fs::metadata(path).map_err(|error| Failure::io(&*shown, &error))?;
     if !meta.file_type().is_block_device() {
         let failure = Failure::new(shown, "is not a block device, which -o blkdev needs");
         return Err(failure
             .hint(format!("attach an image file to a loop device with losetup(8), or {WITHOUT}")));
+    }
+    if let Some(name) = &options.fsname {
+        if BlockDevice::at(Path::new(name)) != BlockDevice::at(path) {
+            let why = format!("is not a path of {shown}, which -o blkdev mounts");
+            return Err(Failure::new(format!("option fsname={name}"), why)
+                .hint("leave it out, or name a path of the device"));
+        }
+        path = Path::new(name);
     }
     // The kernel takes the path from the working directory of the process.
     let path = std::path::absolute(path).map_err(|error| Failure::io(&*shown, &error))?;
@@ -57,34 +73,96 @@ pub(super) fn mount(parsed: &ParsedOptions) -> Result<Option<DeviceMount>, Failu
         return Ok(None);
     }
     let options = &parsed.fuse;
-    DeviceMount::new(options).map(Some).map_err(|error| refused(&options.source, &error))
+    let began = Instant::now();
+    loop {
+        match DeviceMount::new(options) {
+            Err(error) if is_busy(&error) && began.elapsed() < release_wait(&options.source) => {
+                thread::sleep(RELEASE_PAUSE);
+            }
+            made => return made.map(Some).map_err(|error| refused(options, &error)),
+        }
+    }
+}
+
+fn is_busy(error: &FuseError) -> bool {
+    let FuseError::MountFailed(source) = error else { return false };
+    Errno::from_io_error(source) == Some(Errno::BUSY)
+}
+
+/// Returns how long to wait for the holder of a device to release it by itself, as every open of a
+/// device does.
+fn release_wait(device: &str) -> Duration {
+    holder_of(BlockDevice::at(Path::new(device))).release_wait()
+}
+
+fn holder_of(device: Option<BlockDevice>) -> Holder {
+    device.map_or(Holder::Unknown, |device| holder::of_device(device.0))
 }
 
 /// Describes a mount of a block device that the kernel refuses, with a hint.
-fn refused(device: &str, error: &FuseError) -> Failure {
+fn refused(options: &Options, error: &FuseError) -> Failure {
+    let device = &*options.source;
     let FuseError::MountFailed(source) = error else {
         return Failure::new(device, chain(error))
             .hint("load the fuse module, or make /dev/fuse available in the container");
     };
     let failure = Failure::new(device, format!("cannot be mounted: {}", io_text(source)));
     match Errno::from_io_error(source) {
-        Some(Errno::BUSY) => busy(device),
+        Some(Errno::BUSY) => busy(device, options.is_writable),
         Some(Errno::PERM) => failure.hint(format!(
             "-o blkdev needs CAP_SYS_ADMIN in the initial user namespace; {WITHOUT}"
         )),
         Some(Errno::NODEV) => {
             failure.hint(format!("this kernel has no filesystem type fuseblk; {WITHOUT}"))
         }
-        Some(Errno::INVAL) => failure.hint(format!("-o blkdev needs Linux 6.15; {WITHOUT}")),
-        Some(Errno::ACCESS) => failure.hint("a read-only device needs -o ro"),
+        Some(Errno::INVAL) => match large_block_bytes(device) {
+            Some(bytes) => {
+                let why = format!("has logical blocks of {bytes} bytes");
+                Failure::new(device, format!("{why}, and -o blkdev allows at most {BLOCK_BYTES}"))
+                    .hint(WITHOUT)
+            }
+            None => failure.hint(format!("-o blkdev needs Linux 6.15; {WITHOUT}")),
+        },
+        Some(Errno::ACCESS) if is_on_nodev(device) => Failure::new(
+            device,
+            "is on a filesystem that is mounted with nodev, where no device can be opened",
+        )
+        .hint("name the device by its path in /dev"),
+        Some(Errno::ACCESS) if options.is_writable && is_read_only(device) => {
+            failure.hint("a read-only device needs -o ro")
+        }
         _ => failure,
     }
 }
 
-fn busy(device: &str) -> Failure {
-    let numbers = |meta: Metadata| (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
-    let holder = std::fs::metadata(device)
-        .map(numbers)
-        .map_or(holder::Holder::Unknown, |(major, minor)| holder::of_device(major, minor));
-    Failure::new(device, format!("is busy: {holder}")).hint(crate::failure::hints::BUSY)
+/// Returns the size in bytes of the logical blocks of a device, if it is too large for a mount.
+fn large_block_bytes(device: &str) -> Option<u32> {
+    let bytes = BlockDevice::at(Path::new(device))?.logical_block_bytes()?;
+    (bytes > BLOCK_BYTES).then_some(bytes)
+}
+
+fn is_read_only(device: &str) -> bool {
+    BlockDevice::at(Path::new(device)).is_some_and(BlockDevice::is_read_only)
+}
+
+/// Returns whether a path leads to a file of a filesystem that is mounted with `nodev`.
+fn is_on_nodev(device: &str) -> bool {
+    let flags = rustix::fs::statvfs(device).map(|filesystem| filesystem.f_flag);
+    flags.is_ok_and(|flags| flags.contains(StatVfsMountFlags::NODEV))
+}
+
+fn busy(device: &str, is_writable: bool) -> Failure {
+    let found = BlockDevice::at(Path::new(device));
+    let failure = Failure::new(device, format!("is busy: {}", holder_of(found)));
+    // A volume that is mounted read-only is opened again by each mount, and not joined.
+    let is_shared = !is_writable && found.is_some_and(is_mounted_read_only);
+    failure.hint(if is_shared { WITHOUT } else { crate::failure::hints::BUSY })
+}
+
+/// Returns whether Butternut has mounted a block device, and read-only.
+fn is_mounted_read_only(device: BlockDevice) -> bool {
+    let is_it = |mount: &Mount| {
+        mount.device == device.0 && is_block_device_type(&mount.kind) && mount.has_option("ro")
+    };
+    mounts::read().is_ok_and(|mounts| mounts.iter().any(is_it))
 }

@@ -45,6 +45,7 @@ pub(super) fn values(parsed: &ParsedOptions) -> Map<String, Value> {
         ("default_permissions", on(fuse.checks_permissions(), "default_permissions")),
         ("all_wait", on(fuse.all_wait, "all_wait")),
         ("blkdev", on(parsed.blkdev, "blkdev")),
+        ("fsname", format!("fsname={}", parsed.fsname.as_ref().unwrap_or(&fuse.source))),
     ];
     all.into_iter().map(|(key, option)| (key.to_owned(), Value::String(option))).collect()
 }
@@ -67,6 +68,7 @@ pub(super) fn fixed_key(option: &str) -> Option<&'static str> {
         "default_permissions" => "default_permissions",
         "all_wait" | "noall_wait" => "all_wait",
         "blkdev" => "blkdev",
+        "fsname" => "fsname",
         _ => return None,
     })
 }
@@ -112,6 +114,7 @@ mod tests {
             ("allow_other", "default_permissions,allow_other"),
             ("threads=100", "threads=100,threads=64"),
             ("", "compress=zlib,compress=no,commit=30"),
+            ("fsname=name", "fsname=other,fsname=name"),
         ] {
             assert_eq!(check_words(served, option_list), Ok(()), "{option_list}");
         }
@@ -127,6 +130,7 @@ mod tests {
             ("", "rw,compress", "option compress: the volume is mounted with compress=no"),
             ("", "commit=5", "option commit=5: the volume is mounted with commit=30"),
             ("", "allow_other", "option allow_other: the volume is mounted without it"),
+            ("fsname=a", "fsname=b", "option fsname=b: the volume is mounted with fsname=a"),
         ] {
             assert_eq!(
                 check_words(served, option_list),

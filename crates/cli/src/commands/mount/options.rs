@@ -47,6 +47,8 @@ pub(crate) struct ParsedOptions {
     pub(crate) threads: Option<usize>,
     /// Mount the block device itself, with type `fuseblk`.
     pub(crate) blkdev: bool,
+    /// The source that mount tables show, instead of the volume.
+    pub(crate) fsname: Option<String>,
     /// The tunables that are set, in order.
     pub(crate) tunables: Vec<(String, String)>,
     /// The fixed options ([`fixed_options`]), each with the last option that set it.
@@ -98,7 +100,7 @@ impl ParsedOptions {
                 let threads = usize::try_from(number()?).unwrap_or(THREADS_MAX);
                 self.threads = Some(threads.clamp(1, THREADS_MAX));
             }
-            ("fsname", false) => value.clone_into(&mut self.fuse.source),
+            ("fsname", false) => self.fsname = Some(value.to_owned()),
             ("commit", false) => {
                 let seconds = size::parse(value).and_then(|number| u32::try_from(number).ok());
                 let seconds = seconds.filter(|seconds| *seconds > 0);

@@ -17,7 +17,9 @@
 //! A mount that becomes read-only is committed before the command returns, as in the kernel's
 //! filesystems. Linux writes the dirty pages of a FUSE filesystem back on a remount, but notifies
 //! its process only with `-o blkdev`, so the command requests the commit: through the mount, or
-//! where root has no access to the mount of another user, through its control socket.
+//! where root has no access to the mount of another user, through its control socket. With
+//! `-o blkdev`, the kernel drops the error of the process, and later commits do not repeat the
+//! cause, so the command commits before the remount, too.
 
 use std::ffi::OsString;
 use std::io;
@@ -26,7 +28,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use butternut_fuse::MountPermissions;
+use butternut_fuse::{MountPermissions, is_block_device_type};
 use butternut_sys::mounts::{self, Mount};
 use rustix::io::Errno;
 use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_flag, fspick};
@@ -35,8 +37,9 @@ use super::fixed_options;
 use super::options::ParsedOptions;
 use crate::commands::umount;
 use crate::control::{Format, Request, client};
-use crate::failure::{Completion, Failure, Outcome, io_text};
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::notes::Notes;
+use crate::output::stderr_line;
 
 /// Options of the mount table that belong to the FUSE connection.
 const OF_THE_CONNECTION: [&str; 6] =
@@ -73,7 +76,17 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
         fixed_options::check(&parsed, &served["settings"])?;
     }
     let root = mounts::open(mount).map_err(|error| Failure::io(&*shown, &error))?;
+    let becomes_read_only = !parsed.fuse.is_writable && !mount.is_read_only();
+    let before = if becomes_read_only && is_block_device_type(&mount.kind) {
+        notes.if_slow(&shown, || umount::commit(&mount.mountpoint))
+    } else {
+        Ok(())
+    };
     reconfigure(&root, mount, &parsed).map_err(|error| {
+        // A loss of file data is reported once.
+        if let Err(lost) = &before {
+            stderr_line(&umount::not_written(shown.clone(), lost).to_string());
+        }
         let failure = Failure::io(&*shown, &error);
         match Errno::from_io_error(&error) {
             Some(Errno::BUSY) => failure.hint("close the files that are open for writing"),
@@ -81,8 +94,8 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
             _ => failure,
         }
     })?;
-    if !parsed.fuse.is_writable && !mount.is_read_only() {
-        commit(mount, notes)?;
+    if becomes_read_only {
+        commit(mount, before, notes)?;
     }
     for (key, value) in parsed.tunables {
         client::request("mount", &path, &Request::Set { key, value })?;
@@ -90,14 +103,14 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
     Ok(Completion::Success)
 }
 
-/// Commits the changes of a mount that has become read-only.
-fn commit(mount: &Mount, notes: Notes) -> Result<(), Failure> {
+/// Commits the changes of a mount that has become read-only. `before` is the result of a commit
+/// before that.
+fn commit(mount: &Mount, before: io::Result<()>, notes: Notes) -> Result<(), Failure> {
     let shown = mount.mountpoint.display().to_string();
-    let committed = notes.if_slow(&shown, || umount::commit(&mount.mountpoint));
-    let Err(error) = committed else { return Ok(()) };
+    let after = notes.if_slow(&shown, || umount::commit(&mount.mountpoint));
+    let Err(error) = before.and(after) else { return Ok(()) };
     if !matches!(Errno::from_io_error(&error), Some(Errno::ACCESS | Errno::PERM)) {
-        let why = format!("the last changes could not be written: {}", io_text(&error));
-        return Err(Failure::new(shown, why).hint("the mount is read-only now"));
+        return Err(umount::not_written(shown, &error).hint("the mount is read-only now"));
     }
     // FUSE denies root the access to a mount of another user without `allow_other`.
     client::request_commit("mount", mount, notes, Some(COMMIT_LIMIT)).map_err(|failure| {
