@@ -54,9 +54,9 @@ pub trait FilesystemExt {
     /// As [`sync_unreported`](Self::sync_unreported).
     fn sync_and_keep_errors(&self) -> Result<()>;
 
-    /// As [`Filesystem::sync`], for syncfs(2) and sync(2), of which the latter drops the result. All
-    /// callers together get each loss of file data once, whether or not a sync of its file has
-    /// returned it, and it is left for the sync of its file and for the close of the volume.
+    /// As [`Filesystem::sync`], for syncfs(2), and for sync(2), which drops the result. All callers
+    /// together get each loss of file data once, whether or not a sync of its file has returned it,
+    /// and it is left for the sync of its file and for the close of the volume.
     ///
     /// # Errors
     /// As [`Filesystem::sync`].

@@ -1,5 +1,6 @@
 //! The holder of a busy disk is found although another filesystem of the machine does not respond,
-//! and an open waits for the process of an unmounted filesystem (since Linux 6.16). Mounts a filesystem, which needs root; `BUTTERNUT_NO_KERNEL=1` skips the test.
+//! and an open waits for the process of an unmounted filesystem (since Linux 6.16). The test mounts
+//! a filesystem, which needs root; `BUTTERNUT_NO_KERNEL=1` skips it.
 
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
