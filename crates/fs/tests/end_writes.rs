@@ -95,7 +95,7 @@ fn a_write_beside_the_end_of_writes_is_written_or_its_sync_fails() {
     thread::scope(|scope| {
         let ending = scope.spawn(|| fs.end_writes());
         device.wait_for_held_reads(1);
-        file.write_at(0, &[7; 1 << 16]).unwrap();
+        file.write_at(0, &vec![7; 1 << 16]).unwrap();
         device.remove(held);
         ending.join().unwrap();
     });
@@ -113,7 +113,7 @@ fn a_sync_of_an_abandoned_filesystem_writes_nothing_and_fails() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = fs.open_file(fs.create(fs.root(), b"file", &new(0o644)).unwrap()).unwrap();
-    file.write_at(0, &[7; 1 << 16]).unwrap();
+    file.write_at(0, &vec![7; 1 << 16]).unwrap();
     fs.abandon();
     let written = volume.devices()[0].counters().now();
     assert!(file.sync_all().is_err());
@@ -135,7 +135,7 @@ fn after_the_end_of_the_mount_only_a_claimed_and_unchanged_device_is_written() {
         fs.create(fs.root(), b"before", &new(0o644)).unwrap();
         fs.sync().unwrap();
         let file = fs.open_file(fs.create(fs.root(), b"file", &new(0o644)).unwrap()).unwrap();
-        file.write_at(0, &[7; 1 << 16]).unwrap();
+        file.write_at(0, &vec![7; 1 << 16]).unwrap();
         is_mounted.store(false, Ordering::Relaxed);
         if !is_claimed {
             device.add(Rule::everywhere(Fault::ClaimError));

@@ -4,7 +4,8 @@
 //! submitted. Requests in flight are left to the callers.
 //!
 //! Laws:
-//! 1. Once another writer has changed a superblock (law 8 of [`crate::barrier`]), every write fails.
+//! 1. Once another writer has changed a superblock (law 8 of [`crate::barrier`]), every write
+//!    fails.
 //! 2. Once writing has ended, every write fails.
 //! 3. A mount of the kernel may hold the device for this process. It can end without a last commit,
 //!    for example by a forced unmount, and then any program may use the device. So each write looks
