@@ -31,7 +31,7 @@
 //! [`crate::holder`] finds what holds a busy disk.
 
 use crate::errno::Errno;
-use crate::holder::{self, Holder};
+use crate::holder::{self, Holder, ReleaseWait};
 use crate::storage::{self, Layer, Window};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use std::fmt;
@@ -47,7 +47,7 @@ const DIRECT_ALIGN_DEFAULT: u32 = 512;
 /// The largest plausible alignment in bytes; larger values from the kernel are ignored.
 const DIRECT_ALIGN_MAX: u32 = 1 << 16;
 
-/// Time between two attempts to get the lock.
+/// Time between two attempts to claim a device.
 const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
 /// An open block device or image file.
@@ -195,12 +195,10 @@ impl DiskFile {
     /// # Errors
     /// The disk cannot be opened, is busy, or is not a disk.
     pub fn open(path: &Path, how: OpenDisk) -> Result<DiskFile, OpenError> {
-        let start = Instant::now();
+        let mut wait = ReleaseWait::default();
         loop {
             match Self::open_once(path, how) {
-                Err(OpenError::Busy { holder, .. }) if start.elapsed() < holder.release_wait() => {
-                    std::thread::sleep(RELEASE_PAUSE);
-                }
+                Err(OpenError::Busy { holder, .. }) if wait.wait_for(&holder) => {}
                 decided => return decided,
             }
         }

@@ -32,12 +32,15 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// How long an open waits for a holder that cannot be found, or has the disk for a moment.
 const RELEASE_WAIT: Duration = Duration::from_secs(2);
 /// How long an open waits for the process of an unmounted filesystem.
 const END_WAIT: Duration = Duration::from_secs(10);
+/// Time between two attempts to open a busy disk.
+const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Number of bits of the minor number in a device number of the kernel.
 const MINOR_BITS: u32 = 20;
@@ -79,35 +82,67 @@ impl Holder {
     pub fn release_wait(&self) -> Duration {
         match self {
             Holder::LoopWriter { .. } | Holder::Unknown => RELEASE_WAIT,
-            Holder::Process { id, .. } if is_child(*id) => RELEASE_WAIT,
-            Holder::Process { id, .. } if is_unmounted(*id) => END_WAIT,
-            Holder::Process { .. }
-            | Holder::Mount { .. }
-            | Holder::Device { .. }
-            | Holder::Swap => Duration::ZERO,
+            Holder::Process { id, .. } => match fuse_mounts(*id) {
+                // It has ended since it was found.
+                None => RELEASE_WAIT,
+                Some(served) if is_unmounted(*id, &served) => END_WAIT,
+                Some(_) if is_child(*id) => RELEASE_WAIT,
+                Some(_) => Duration::ZERO,
+            },
+            Holder::Mount { .. } | Holder::Device { .. } | Holder::Swap => Duration::ZERO,
         }
+    }
+}
+
+/// The retries of an open that finds a busy disk. They end when the disk has a holder that does not
+/// end by itself, or after the longest [`Holder::release_wait`] of its holders.
+#[derive(Debug)]
+pub struct ReleaseWait {
+    began: Instant,
+    limit: Duration,
+}
+
+impl Default for ReleaseWait {
+    fn default() -> Self {
+        Self { began: Instant::now(), limit: Duration::ZERO }
+    }
+}
+
+impl ReleaseWait {
+    /// Waits a moment for a holder that may end by itself. Returns whether to try again.
+    pub fn wait_for(&mut self, holder: &Holder) -> bool {
+        let wait = holder.release_wait();
+        self.limit = self.limit.max(wait);
+        let tries_again = !wait.is_zero() && self.began.elapsed() < self.limit;
+        if tries_again {
+            thread::sleep(RELEASE_PAUSE);
+        }
+        tries_again
     }
 }
 
 /// Returns whether a process has served FUSE mounts, and none of them is left in its mount
 /// namespace and in this one.
-fn is_unmounted(process: u32) -> bool {
-    let served = fuse_mounts(process);
+fn is_unmounted(process: u32, served: &[Numbers]) -> bool {
     let is_served =
         |mount: &Mount| mount.kind.starts_with("fuse") && served.contains(&mount.device);
     let mut tables = [mounts::read_of(process), mounts::read()].into_iter().flatten();
     !served.is_empty() && !tables.any(|mounts| mounts.iter().any(is_served))
 }
 
-/// Returns the device numbers of the FUSE mounts, also former ones, that a process serves.
-fn fuse_mounts(process: u32) -> Vec<Numbers> {
-    let descriptors = fs::read_dir(format!("/proc/{process}/fdinfo")).into_iter().flatten();
-    let numbers = descriptors.take(ENTRIES_MAX).flatten().filter_map(|descriptor| {
+/// Returns the device numbers of the FUSE mounts, also former ones, that a process serves. Returns
+/// `None` if it has no descriptors any more.
+fn fuse_mounts(process: u32) -> Option<Vec<Numbers>> {
+    let folder = format!("/proc/{process}/fdinfo");
+    let descriptors = fs::read_dir(&folder).ok()?.take(ENTRIES_MAX).flatten();
+    let numbers = descriptors.filter_map(|descriptor| {
         let info = text::of_file(descriptor.path()).ok()?;
         let number = info.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
         kernel_numbers(number.trim().parse().ok()?)
     });
-    numbers.collect()
+    let numbers = numbers.collect();
+    // Afterwards: the process may have ended meanwhile.
+    fs::read_dir(folder).ok()?.next().map(|_| numbers)
 }
 
 /// Splits a device number of the kernel.
@@ -153,9 +188,15 @@ pub fn of_device((major, minor): (u32, u32)) -> Holder {
 pub(crate) fn of_block_device(kind: DiskKind) -> Holder {
     let DiskKind::BlockDevice { major, minor } = kind else { return Holder::Unknown };
     let numbers = (major, minor);
-    of_numbers(numbers)
-        .or_else(|| process_with_device(numbers, |_| true))
-        .unwrap_or(Holder::Unknown)
+    of_numbers(numbers).or_else(|| opener(numbers)).unwrap_or(Holder::Unknown)
+}
+
+/// Returns a process that has a block device open: one that ends soon, since that one may have
+/// opened it exclusively, and others may have it open for a moment, as udev does.
+fn opener(numbers: Numbers) -> Option<Holder> {
+    let openers: Vec<Holder> = processes_with_device(numbers, |_| true).collect();
+    let ends = |opener: &&Holder| !opener.release_wait().is_zero();
+    openers.iter().find(ends).or(openers.first()).cloned()
 }
 
 /// Returns the process that holds an open-file-description lock on the file.
@@ -177,7 +218,8 @@ pub(crate) fn hidden_lock(
     });
     beneath.or_else(|| {
         storage::loop_devices_over(disk).into_iter().find_map(|device| {
-            process_with_device(device.numbers, |info| shows_lock(info, is_exclusive, Window::ALL))
+            let is_locked = |info: &str| shows_lock(info, is_exclusive, Window::ALL);
+            processes_with_device(device.numbers, is_locked).next()
         })
     })
 }
@@ -212,7 +254,7 @@ pub(crate) fn loop_device_user(disk: &[Layer]) -> Option<Holder> {
 
 /// Returns a process that has a loop device open for writing.
 fn loop_writer(device: &Overlapping) -> Option<Holder> {
-    let writer = process_with_device(device.numbers, is_open_for_writing)?;
+    let writer = processes_with_device(device.numbers, is_open_for_writing).next()?;
     let Holder::Process { id, name } = writer else { return Some(writer) };
     Some(Holder::LoopWriter { id, name, device: device.name.clone() })
 }
@@ -356,10 +398,13 @@ fn swap_on(numbers: Numbers) -> Option<Holder> {
     sources.any(|source| device_numbers(Path::new(source)) == Some(numbers)).then_some(Holder::Swap)
 }
 
-/// Finds a process that has a block device open with a descriptor whose `fdinfo` satisfies
+/// Finds the processes that have a block device open with a descriptor whose `fdinfo` satisfies
 /// `matches`.
-fn process_with_device(numbers: Numbers, matches: impl Fn(&str) -> bool) -> Option<Holder> {
-    process(matches, |descriptor, _| {
+fn processes_with_device(
+    numbers: Numbers,
+    matches: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = Holder> {
+    processes(matches, move |descriptor, _| {
         let is_device = fs::read_link(descriptor).is_ok_and(|to| to.starts_with("/dev/"));
         is_device && device_numbers(descriptor) == Some(numbers)
     })
@@ -368,14 +413,15 @@ fn process_with_device(numbers: Numbers, matches: impl Fn(&str) -> bool) -> Opti
 /// Finds a process that has the storage open with a descriptor whose `fdinfo` satisfies `matches`.
 fn process_with(storage: Storage, matches: impl Fn(&str) -> bool) -> Option<Holder> {
     let inode = match storage {
-        Storage::Device(numbers) => return process_with_device(numbers, matches),
+        Storage::Device(numbers) => return processes_with_device(numbers, matches).next(),
         Storage::File { inode, .. } => inode,
     };
-    process(matches, |descriptor, info| {
+    let is_it = |descriptor: &Path, info: &str| {
         let ino = info.lines().find_map(|line| line.strip_prefix("ino:")?.trim().parse().ok());
         // Law 3: the inode number in `fdinfo` is compared first, without calling the filesystem.
         ino == Some(inode) && storage::storage_at(descriptor) == Some(storage)
-    })
+    };
+    processes(matches, is_it).next()
 }
 
 /// Returns the name of a process. The process chooses it: any bytes but zeroes.
@@ -384,21 +430,22 @@ pub(crate) fn process_name(process: &Path) -> String {
     String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned()
 }
 
-/// Finds a process with a descriptor whose `fdinfo` satisfies `matches` and for which `is_it`
+/// Finds the processes with a descriptor whose `fdinfo` satisfies `matches` and for which `is_it`
 /// holds.
-fn process(matches: impl Fn(&str) -> bool, is_it: impl Fn(&Path, &str) -> bool) -> Option<Holder> {
-    for process in fs::read_dir("/proc").ok()?.take(ENTRIES_MAX).flatten() {
-        let Ok(id) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
-        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
-        for descriptor in descriptors.take(ENTRIES_MAX).flatten() {
+fn processes(
+    matches: impl Fn(&str) -> bool,
+    is_it: impl Fn(&Path, &str) -> bool,
+) -> impl Iterator<Item = Holder> {
+    let all = fs::read_dir("/proc").into_iter().flatten().take(ENTRIES_MAX).flatten();
+    all.filter_map(move |process| {
+        let id = process.file_name().to_string_lossy().parse().ok()?;
+        let descriptors = fs::read_dir(process.path().join("fd")).ok()?;
+        let is_user = descriptors.take(ENTRIES_MAX).flatten().any(|descriptor| {
             let info = process.path().join("fdinfo").join(descriptor.file_name());
-            let Ok(info) = text::of_file(info) else { continue };
-            if matches(&info) && is_it(&descriptor.path(), &info) {
-                return Some(Holder::Process { id, name: process_name(&process.path()) });
-            }
-        }
-    }
-    None
+            text::of_file(info).is_ok_and(|info| matches(&info) && is_it(&descriptor.path(), &info))
+        });
+        is_user.then(|| Holder::Process { id, name: process_name(&process.path()) })
+    })
 }
 
 #[cfg(test)]

@@ -9,13 +9,11 @@
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use butternut::DevicePath;
 use butternut_fuse::{BLOCK_BYTES, DeviceMount, FuseError, Options, is_block_device_type};
 use butternut_sys::block_device::BlockDevice;
-use butternut_sys::holder::{self, Holder};
+use butternut_sys::holder::{self, Holder, ReleaseWait};
 use butternut_sys::mounts::{self, Mount};
 use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
@@ -23,9 +21,6 @@ use rustix::io::Errno;
 use super::options::ParsedOptions;
 use crate::failure::{Failure, chain, io_text};
 use crate::volume::arg::VolumeArg;
-
-/// Time between two attempts to mount a busy device.
-const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What to do where the option cannot be used.
 const WITHOUT: &str = "mount without -o blkdev";
@@ -73,12 +68,12 @@ pub(super) fn mount(parsed: &ParsedOptions) -> Result<Option<DeviceMount>, Failu
         return Ok(None);
     }
     let options = &parsed.fuse;
-    let began = Instant::now();
+    let device = BlockDevice::at(Path::new(&options.source));
+    let mut wait = ReleaseWait::default();
     loop {
         match DeviceMount::new(options) {
-            Err(error) if is_busy(&error) && began.elapsed() < release_wait(&options.source) => {
-                thread::sleep(RELEASE_PAUSE);
-            }
+            // As every open of a device does.
+            Err(error) if is_busy(&error) && wait.wait_for(&holder_of(device)) => {}
             made => return made.map(Some).map_err(|error| refused(options, &error)),
         }
     }
@@ -87,12 +82,6 @@ pub(super) fn mount(parsed: &ParsedOptions) -> Result<Option<DeviceMount>, Failu
 fn is_busy(error: &FuseError) -> bool {
     let FuseError::MountFailed(source) = error else { return false };
     Errno::from_io_error(source) == Some(Errno::BUSY)
-}
-
-/// Returns how long to wait for the holder of a device to release it by itself, as every open of a
-/// device does.
-fn release_wait(device: &str) -> Duration {
-    holder_of(BlockDevice::at(Path::new(device))).release_wait()
 }
 
 fn holder_of(device: Option<BlockDevice>) -> Holder {
