@@ -11,14 +11,14 @@ use std::process::{Child, Command, Output, Stdio};
 
 const BYTES: u64 = 2 << 30;
 
-/// Returns the path of the engine: `BUTTERNUT_FIO_ENGINE`, or the engine that was built with this
-/// test.
+/// Returns the path of the engine: `BUTTERNUT_FIO_ENGINE`, or the engine of the same profile as
+/// this test (`BUTTERNUT_FIO_PROFILE=dev scripts/fio`).
 pub fn engine() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("BUTTERNUT_FIO_ENGINE") {
         return Some(path.into());
     }
     let test = std::env::current_exe().ok()?;
-    let engine = test.ancestors().nth(3)?.join("release/libbutternut_fio.so");
+    let engine = test.ancestors().nth(2)?.join("libbutternut_fio.so");
     engine.exists().then_some(engine)
 }
 
