@@ -46,8 +46,8 @@ struct MountClaim {
     is_mounted: Box<dyn Fn() -> bool + Send + Sync>,
     /// The process has claimed the device itself.
     is_claimed: AtomicBool,
-    /// Whether that has failed. Locked by the thread that claims the device.
-    has_failed: Mutex<bool, rank::DeviceClaim>,
+    /// Locked by the thread that claims the device.
+    claiming: Mutex<(), rank::DeviceClaim>,
 }
 
 impl WriteGuard {
@@ -90,21 +90,29 @@ impl Volume {
 
     /// Claims the devices after the end of the mount that held one of them (law 3).
     fn claim_devices(&self, mount: &MountClaim) -> Result<(), VolumeError> {
-        let mut has_failed = mount.has_failed.lock();
+        let _alone = mount.claiming.lock();
+        // Another thread may have decided it meanwhile.
         if mount.is_claimed.load(Ordering::Acquire) {
             return Ok(());
         }
-        // A thread that has waited for another one does not wait again.
-        let wait = if *has_failed { Duration::ZERO } else { CLAIM_WAIT };
-        let claimed = self.claim_members(wait);
-        *has_failed = claimed.is_err();
-        mount.is_claimed.store(claimed.is_ok(), Ordering::Release);
-        claimed.map_err(|cause| VolumeError::MountEnded(Box::new(cause)))
+        if self.write_guard.has_ended.load(Ordering::Acquire) {
+            return Err(VolumeError::WritesEnded);
+        }
+        match self.claim_members() {
+            Ok(()) => {
+                mount.is_claimed.store(true, Ordering::Release);
+                Ok(())
+            }
+            Err(cause) => {
+                self.end_writes();
+                Err(VolumeError::MountEnded(Box::new(cause)))
+            }
+        }
     }
 
-    fn claim_members(&self, wait: Duration) -> Result<(), VolumeError> {
+    fn claim_members(&self) -> Result<(), VolumeError> {
         for member in self.members.iter().filter(|member| !member.is_seed) {
-            member.device.claim(wait).map_err(|source| VolumeError::Device {
+            member.device.claim(CLAIM_WAIT).map_err(|source| VolumeError::Device {
                 device: member.device.name().to_owned(),
                 offset: 0,
                 bytes: 0,
@@ -117,8 +125,8 @@ impl Volume {
     /// Sets what tells whether the kernel's mount of a device still exists (law 3). It is called
     /// before each write, by any thread, with locks held. Only the first call has an effect.
     pub fn set_mount_watch(&self, is_mounted: Box<dyn Fn() -> bool + Send + Sync>) {
-        let (is_claimed, has_failed) = (AtomicBool::new(false), Mutex::new(false));
-        self.write_guard.mount.get_or_init(|| MountClaim { is_mounted, is_claimed, has_failed });
+        let (is_claimed, claiming) = (AtomicBool::new(false), Mutex::new(()));
+        self.write_guard.mount.get_or_init(|| MountClaim { is_mounted, is_claimed, claiming });
     }
 
     /// Refuses all later writes and discards with [`VolumeError::WritesEnded`] (law 2).
