@@ -93,7 +93,7 @@ impl<'a> Session<'a> {
         match row.script {
             Script::Fio => self.command(plan, row.job, set, fio_options),
             Script::Database => {
-                let mut command = self.script("database-row");
+                let mut command = self.script("database-row", "TERM");
                 command
                     .args([row.job, text(&self.stage.mount_point)])
                     .env("RUNTIME", plan.seconds.to_string())
@@ -103,13 +103,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Returns a command that runs a program of `scripts`. `SIGTERM` ends it when this process
+    /// Returns a command that runs a program of `scripts`, which gets a signal when this process
     /// ends.
-    fn script(&self, name: &str) -> Command {
+    fn script(&self, name: &str, signal: &str) -> Command {
         let mut command = Command::new("setpriv");
         let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts");
         command
-            .args(["--pdeathsig", "TERM"])
+            .args(["--pdeathsig", signal])
             .arg(Path::new(scripts).join(name))
             .current_dir(self.stage.dir.path())
             .stdin(Stdio::null());
@@ -135,7 +135,7 @@ impl<'a> Session<'a> {
         if let Some(more) = value(set, "MOUNT_OPTIONS") {
             mount_options = format!("{more},{mount_options}");
         }
-        let mut command = self.script("fio-row");
+        let mut command = self.script("fio-row", "KILL");
         command
             .args([job, target, text(path)])
             .args(fio_options)
