@@ -11,6 +11,7 @@ mod mkfs;
 mod modify;
 mod mount;
 mod read;
+mod subvolume;
 mod volume;
 
 pub(crate) use admin::{LabelArgs, ResizeArgs, SyncArgs, TrimArgs};
@@ -28,8 +29,11 @@ pub(crate) use modify::{
 pub(crate) use mount::{CtlArgs, MountArgs, StatsArgs, UmountArgs};
 pub(crate) use read::{
     CatArgs, DuArgs, ExportArgs, FilesystemCommand, FindArgs, ListSort, LsArgs, StatArgs,
-    SubvolumeCommand, SubvolumeListArgs, SubvolumeShowArgs, UnitArgs, UsageArgs, UsageTableArgs,
-    VolumesArgs,
+    SubvolumeListArgs, SubvolumeShowArgs, UnitArgs, UsageArgs, UsageTableArgs, VolumesArgs,
+};
+pub(crate) use subvolume::{
+    PropertyCommand, PropertyGetArgs, PropertySetArgs, SubvolumeCommand, SubvolumeCreateArgs,
+    SubvolumeDeleteArgs, SubvolumeSetDefaultArgs, SubvolumeSnapshotArgs,
 };
 pub(crate) use volume::VolumeArgs;
 
@@ -356,9 +360,12 @@ pub(crate) enum Command {
     Getfattr(GetfattrArgs),
     /// Discard free space (TRIM)
     Trim(TrimArgs),
-    /// List and show subvolumes and snapshots
+    /// Show, create and delete subvolumes and snapshots
     #[command(subcommand, visible_alias = "sub")]
     Subvolume(SubvolumeCommand),
+    /// Get and set properties of subvolumes
+    #[command(subcommand)]
+    Property(PropertyCommand),
     /// Show and change a volume as a whole: label, devices, space
     #[command(subcommand, visible_alias = "fi")]
     Filesystem(FilesystemCommand),

@@ -22,6 +22,7 @@ pub(crate) mod mount;
 mod mv;
 mod per_path;
 mod progress;
+mod property;
 mod rm;
 mod setfattr;
 mod stat;
@@ -36,7 +37,7 @@ mod walk;
 mod write;
 mod xattr_value;
 
-use crate::args::{Cli, Command, FilesystemCommand, InspectCommand, SubvolumeCommand};
+use crate::args::{Cli, Command, FilesystemCommand, InspectCommand, PropertyCommand};
 use crate::failure::Outcome;
 use crate::output::Output;
 
@@ -62,8 +63,9 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Setfattr(args) => setfattr::run(global, args, out),
         Command::Getfattr(args) => getfattr::run(global, args, out),
         Command::Trim(args) => trim::run(global, args, out),
-        Command::Subvolume(SubvolumeCommand::List(args)) => subvolume::list::run(global, args, out),
-        Command::Subvolume(SubvolumeCommand::Show(args)) => subvolume::show::run(global, args, out),
+        Command::Subvolume(command) => subvolume::run(global, command, out),
+        Command::Property(PropertyCommand::Get(args)) => property::get(global, args, out),
+        Command::Property(PropertyCommand::Set(args)) => property::set(global, args, out),
         Command::Filesystem(FilesystemCommand::Show(args)) => {
             filesystem::show::run(global, args, out)
         }

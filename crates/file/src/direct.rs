@@ -29,7 +29,7 @@
 use crate::error::FileError;
 use crate::in_flight::WriteSlot;
 use crate::overlay::{EXTENT_BYTES_MAX, PendingExtent, Place};
-use crate::shared_file::SharedFile;
+use crate::shared_file::{SharedFile, TargetsVersion};
 use crate::source::Source;
 use crate::state::FileState;
 use crate::target::Target;
@@ -224,7 +224,12 @@ impl FileState {
         // The cached targets do not know pending extents, which lie in new or in preallocated
         // space.
         let has_pending = self.has_pending(range);
-        if let Some(target) = self.shared.cached_target(range).filter(|_| !has_pending) {
+        let version = TargetsVersion {
+            items: self.shared.items_version(),
+            snapshots: self.source.snapshot_epoch(),
+        };
+        let cached = self.shared.cached_target(version, range);
+        if let Some(target) = cached.filter(|_| !has_pending) {
             return Ok(Some(target));
         }
         if has_pending {
@@ -235,9 +240,8 @@ impl FileState {
         let start = range.start - range.start % REGION_BYTES;
         let end = range.end.next_multiple_of(REGION_BYTES).min(self.size());
         let end = end - end % SECTOR_BYTES;
-        let items_version = self.shared.items_version();
         let targets = self.write_targets(&(start..end.max(range.end)), wait)?;
-        self.shared.cache_targets(items_version, &targets);
+        self.shared.cache_targets(version, &targets);
         let whole = |part: &Range<u64>| part.start <= range.start && range.end <= part.end;
         let found = targets.iter().find(|(part, _)| whole(part));
         Ok(found.map(|(part, target)| target.advanced(range.start - part.start)))

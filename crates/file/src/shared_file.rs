@@ -67,10 +67,18 @@ pub(crate) struct SharedFile {
     errors: ErrorSequence,
 }
 
+/// What write targets depend on: the file's items, and the snapshots that share its extents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TargetsVersion {
+    pub(crate) items: u64,
+    /// [`Source::snapshot_epoch`](crate::Source).
+    pub(crate) snapshots: u64,
+}
+
 /// Cached write targets (law 6): start -> end, and the target.
 #[derive(Debug, Default)]
 struct CachedTargets {
-    items_version: u64,
+    version: TargetsVersion,
     runs: BTreeMap<u64, (u64, Target)>,
 }
 
@@ -195,23 +203,25 @@ impl SharedFile {
         &self.in_flight
     }
 
-    /// The cached write target of a range.
-    pub(crate) fn cached_target(&self, range: &Range<u64>) -> Option<Target> {
+    /// The cached write target of a range, as of `version`.
+    pub(crate) fn cached_target(
+        &self,
+        version: TargetsVersion,
+        range: &Range<u64>,
+    ) -> Option<Target> {
         let cached = self.targets.read();
-        if cached.items_version != self.items_version() {
+        if cached.version != version {
             return None;
         }
         let (start, (end, target)) = cached.runs.range(..=range.start).next_back()?;
         (range.end <= *end).then(|| target.advanced(range.start - start))
     }
 
-    /// Caches the write targets of runs, as of `items_version`.
-    pub(crate) fn cache_targets(&self, items_version: u64, runs: &[(Range<u64>, Target)]) {
+    /// Caches the write targets of runs, as of `version`.
+    pub(crate) fn cache_targets(&self, version: TargetsVersion, runs: &[(Range<u64>, Target)]) {
         let mut cached = self.targets.write();
-        if cached.items_version != items_version
-            || cached.runs.len() + runs.len() > CACHED_TARGETS_MAX
-        {
-            *cached = CachedTargets { items_version, runs: BTreeMap::new() };
+        if cached.version != version || cached.runs.len() + runs.len() > CACHED_TARGETS_MAX {
+            *cached = CachedTargets { version, runs: BTreeMap::new() };
         }
         // Preallocated space is not cached: it stops being preallocated when it is written, under
         // the same version.
@@ -249,8 +259,8 @@ impl SharedFile {
     pub(crate) fn bump_items_version_after_merge(&self) {
         let mut cached = self.targets.write();
         let old_version = self.items_version.swap(next_items_version(), Ordering::AcqRel);
-        if cached.items_version == old_version {
-            cached.items_version = self.items_version();
+        if cached.version.items == old_version {
+            cached.version.items = self.items_version();
             cached.runs.retain(|_, (_, target)| *target == Target::New);
         }
     }

@@ -32,7 +32,7 @@ use butternut_sys::wait::Wait;
 use butternut_tree::Forest;
 use rayon::ThreadPool;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Bytes that a file must have dirty to be written back while other files hold most of the dirty
@@ -97,6 +97,8 @@ struct Shared {
     compress: Option<Compress>,
     request_owners: RequestOwners,
     errors: VolumeErrors,
+    /// Counts snapshots.
+    snapshot_epoch: AtomicU64,
 }
 
 impl Source {
@@ -129,7 +131,19 @@ impl Source {
             compress: options.compress,
             request_owners: RequestOwners::default(),
             errors: VolumeErrors::default(),
+            snapshot_epoch: AtomicU64::new(0),
         })))
+    }
+
+    /// Makes all files look up again where they may write in place: a snapshot shares their extents.
+    /// No write is in flight or begins meanwhile.
+    pub fn forget_write_targets(&self) {
+        self.0.snapshot_epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns the number of calls of [`Self::forget_write_targets`].
+    pub(crate) fn snapshot_epoch(&self) -> u64 {
+        self.0.snapshot_epoch.load(Ordering::Acquire)
     }
 
     /// Returns the trees of the volume.

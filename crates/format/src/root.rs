@@ -63,6 +63,15 @@ pub struct RawRootItem {
 }
 const _: () = assert!(size_of::<RawRootItem>() == 439);
 
+impl RawRootItem {
+    /// Clears what says that the subvolume was received from another one.
+    pub fn forget_received(&mut self) {
+        self.received_uuid = [0; 16];
+        (self.stransid, self.rtransid) = (U64::ZERO, U64::ZERO);
+        (self.stime, self.rtime) = (RawTimespec::new_zeroed(), RawTimespec::new_zeroed());
+    }
+}
+
 /// The flags of a root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RootFlags(pub u64);

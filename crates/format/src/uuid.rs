@@ -23,6 +23,13 @@ impl Uuid {
         self == Self::NIL
     }
 
+    /// Makes a version 4 UUID (RFC 9562) of random bytes.
+    pub fn version_4(mut random: [u8; 16]) -> Self {
+        random[6] = random[6] & 0x0f | 0x40;
+        random[8] = random[8] & 0x3f | 0x80;
+        Self(random)
+    }
+
     /// Parses the 8-4-4-4-12 form, in upper or lower case.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();

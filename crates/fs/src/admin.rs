@@ -22,7 +22,8 @@ impl Filesystem {
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); a label of more than 255 bytes, or one that
     /// contains a zero byte or a line break.
     pub fn set_label(&self, label: &[u8]) -> Result<()> {
-        let write_state = self.begin()?;
+        let writing = self.begin()?;
+        let write_state = &*writing;
         self.forest().set_label(label)?;
         write_state.signal.changed();
         Ok(())
@@ -35,7 +36,8 @@ impl Filesystem {
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); a device that is smaller or a seed, or block
     /// groups in use past the new end.
     pub fn resize(&self, devid: u64, bytes: u64) -> Result<()> {
-        let write_state = self.begin()?;
+        let writing = self.begin()?;
+        let write_state = &*writing;
         self.write_back_all(write_state)?;
         self.forest().resize(DevId(devid), bytes)?;
         write_state.signal.changed();
@@ -48,7 +50,7 @@ impl Filesystem {
     /// # Errors
     /// [`Error::ReadOnly`](crate::Error::ReadOnly).
     pub fn size_min(&self, devid: u64) -> Result<u64> {
-        self.begin()?;
+        self.may_begin()?;
         let (groups, chunks) = (self.forest().groups()?, self.volume().chunks());
         let busy = groups.iter().filter(|group| group.used > 0 || group.allocated > 0);
         let mut end = RESERVED_BYTES;
@@ -76,7 +78,7 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::trim`].
     pub fn trim_range(&self, range: Range<u64>, bytes_min: u64) -> Result<u64> {
-        self.begin()?;
+        self.may_begin()?;
         Ok(self.forest().trim(&range, bytes_min)?)
     }
 }

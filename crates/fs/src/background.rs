@@ -8,6 +8,7 @@
 //! | `signal` | what operations tell the committer |
 //! | `merger` | moves the pending extents of files into the trees |
 
+pub(crate) mod cleaner;
 pub(crate) mod committer;
 pub(crate) mod flusher;
 pub(crate) mod merger;

@@ -67,9 +67,11 @@ impl Error {
             Self::Denied { .. } => code::EACCES,
             Self::Busy => code::EBUSY,
             Self::ReadOnly { .. } => code::EROFS,
-            Self::NoTree { .. } | Self::Corrupt { .. } | Self::Commit(_) | Self::EndOfFile => {
-                code::EIO
-            }
+            Self::NoTree { .. }
+            | Self::Corrupt { .. }
+            | Self::Commit(_)
+            | Self::Random(_)
+            | Self::EndOfFile => code::EIO,
             Self::File(source) => file(source),
             Self::Device(source) => device(source),
             Self::Volume(source) => volume(source),
@@ -230,6 +232,7 @@ mod tests {
             Error::Workers(workers.into()),
             Error::Tree(corrupt()),
             Error::Commit(corrupt()),
+            Error::Random(std::io::Error::other("no device")),
             Error::Names(NamesError::TooMany { what: "names", limit: 9 }),
             Error::File(FileError::Tree(std::sync::Arc::new(corrupt()))),
         ]
@@ -245,6 +248,7 @@ mod tests {
             | Error::Volume(_)
             | Error::Tree(_)
             | Error::Commit(_)
+            | Error::Random(_)
             | Error::EndOfFile
             | Error::File(_) => 5,
             Error::LimitExceeded { .. } | Error::Names(_) => 7,

@@ -118,6 +118,9 @@ pub enum Error {
     /// A committer or flusher thread that the system cannot start.
     #[error("the committing thread cannot be started")]
     Committer(#[source] std::io::Error),
+    /// Random numbers, for a UUID, that the system does not provide.
+    #[error("random numbers cannot be read")]
+    Random(#[source] std::io::Error),
     /// Changes that can never be written: the volume is read-only from now on.
     #[error("changes cannot be committed")]
     Commit(#[source] TreeError),

@@ -201,6 +201,7 @@ pub use space::disk_usage::DiskUsage;
 pub use space::statfs::StatFs;
 pub use space::usage::{DeviceInfo, GroupUsage, Usage};
 pub use subvolume::SubvolumeInfo;
+pub use subvolume::create::SnapshotAccess;
 pub use tunables::{BadTunable, DirectStability, NamedTunable, Tunables};
 
 /// The result type of this crate.

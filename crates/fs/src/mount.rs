@@ -5,6 +5,7 @@
 //! the number of files. A log is replayed (`replay`), for reading in memory only. An open for
 //! writing also reads the free space, and deletes the orphans of the root subvolume.
 
+use crate::background::cleaner::Cleaner;
 use crate::background::committer::Committer;
 use crate::background::flusher::Flushers;
 use crate::filesystem::{KeepsOpen, Shared};
@@ -29,6 +30,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct OpenMount {
     shared: Arc<Shared>,
+    cleaner: Option<Cleaner>,
     committer: Option<Committer>,
     flushers: Option<Flushers>,
 }
@@ -37,6 +39,7 @@ impl KeepsOpen for OpenMount {}
 
 impl Drop for OpenMount {
     fn drop(&mut self) {
+        self.cleaner = None;
         self.committer = None;
         self.flushers = None;
         // No handle is left to return an error to; a caller that needs it closes the filesystem.
@@ -124,7 +127,7 @@ impl Filesystem {
     }
 
     fn start(shared: Arc<Shared>, root: u64, options: &MountOptions) -> Result<Self> {
-        let (mut committer, mut flushers) = (None, None);
+        let (mut cleaner, mut committer, mut flushers) = (None, None, None);
         shared.outstanding_io.register(&shared.source);
         shared.allocation_runs.register(&shared.source);
         if let Some(write_state) =
@@ -133,8 +136,9 @@ impl Filesystem {
             let every = Duration::from_secs(options.commit_seconds.into());
             committer = Some(Committer::start(&shared, Arc::clone(&write_state.signal), every)?);
             flushers = Some(Flushers::start(&shared)?);
+            cleaner = Some(Cleaner::start(&shared, Arc::clone(&write_state.cleaner))?);
         }
-        let mount = OpenMount { shared: Arc::clone(&shared), committer, flushers };
+        let mount = OpenMount { shared: Arc::clone(&shared), cleaner, committer, flushers };
         let filesystem = Self::opened(shared, root, Arc::new(mount));
         if let Some(write_state) = &filesystem.shared.write_state {
             match filesystem.writable_subvolume(write_state, filesystem.root()) {

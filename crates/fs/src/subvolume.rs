@@ -1,5 +1,10 @@
 //! Subvolumes and snapshots: their properties, parents and paths.
 
+pub(crate) mod barrier;
+pub(crate) mod clean;
+pub(crate) mod create;
+mod delete;
+mod properties;
 pub(crate) mod roots;
 
 use crate::names::path::PATH_STEPS_MAX;

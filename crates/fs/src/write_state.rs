@@ -3,6 +3,7 @@
 //! Lock order, each lock before the ones below it:
 //!
 //! ```text
+//! snapshots           operations share it, a snapshot excludes them
 //! renames             directories move one at a time
 //! inode locks         ascending by id
 //! a transaction       joined; no inode lock is waited for, no data is read or written
@@ -13,10 +14,12 @@
 //!
 //! All ranks are in `sys::lock::rank`.
 
+use crate::background::cleaner::CleanerSignal;
 use crate::background::signal::Signal;
 use crate::inode::dirty::DirtyInodes;
 use crate::inode::idle::IdleFiles;
 use crate::inode::table::{InodeEntry, InodeState, InodeTable};
+use crate::subvolume::barrier::SnapshotBarrier;
 use crate::{Clock, Error, FileId, Result};
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
@@ -31,6 +34,7 @@ pub(crate) struct WriteState {
     pub(crate) table: InodeTable,
     pub(crate) idle: IdleFiles,
     pub(crate) signal: Arc<Signal>,
+    pub(crate) cleaner: Arc<CleanerSignal>,
     pub(crate) clock: Clock,
     /// A committer runs. Without one, commits happen when a caller syncs, and when the limits on
     /// dirty memory are exceeded.
@@ -39,7 +43,12 @@ pub(crate) struct WriteState {
     subvolumes: Mutex<HashMap<u64, Arc<WritableSubvolume>>, rank::Subvolumes>,
     /// Inodes with data or attributes that no tree has yet.
     dirty: DirtyInodes,
+    pub(crate) snapshots: SnapshotBarrier,
     renames: Mutex<(), rank::Renames>,
+    /// Locked while deleted subvolumes are freed.
+    pub(crate) cleaning: Mutex<(), rank::Cleaning>,
+    /// The id for the next subvolume; 0 before the first one.
+    next_subvolume: Mutex<u64, rank::NextSubvolume>,
     /// Locked while a subvolume is written to for the first time.
     opening: Mutex<(), rank::SubvolumeOpening>,
     /// Orphans that were not deleted, not reported yet: at most one record for each subvolume.
@@ -83,12 +92,16 @@ impl WriteState {
             table: InodeTable::new(inodes),
             idle: IdleFiles::default(),
             signal: Arc::default(),
+            cleaner: Arc::default(),
             clock,
             has_committer,
             is_abandoned: AtomicBool::new(false),
             subvolumes: Mutex::default(),
             dirty: DirtyInodes::default(),
+            snapshots: SnapshotBarrier::default(),
             renames: Mutex::default(),
+            cleaning: Mutex::default(),
+            next_subvolume: Mutex::default(),
             opening: Mutex::default(),
             left_orphans: Mutex::default(),
             end_error: Mutex::default(),
@@ -116,6 +129,42 @@ impl WriteState {
 
     pub(crate) fn lock_renames(&self) -> MutexGuard<'_, ()> {
         self.renames.lock()
+    }
+
+    /// Ends writing to a subvolume that is deleted or has become read-only.
+    pub(crate) fn close_subvolume(&self, id: u64) {
+        let closed = self.subvolumes().remove(&id);
+        drop(closed);
+    }
+
+    /// Drops the changes of a deleted subvolume that are in memory only. The caller excludes
+    /// operations that write.
+    pub(crate) fn discard_subvolume(&self, id: u64) {
+        const BATCH: usize = 64;
+        let mut from = FileId::new(id, 0);
+        loop {
+            let mut batch = self.dirty_from(from, BATCH);
+            batch.retain(|entry| entry.id.subvolume == id);
+            let Some(last) = batch.last() else { return };
+            from = FileId::new(id, last.id.ino.saturating_add(1));
+            for entry in &batch {
+                let mut state = entry.lock();
+                if let Some(file) = state.file.as_mut() {
+                    file.discard();
+                }
+                self.mark_clean(entry);
+            }
+        }
+    }
+
+    /// Returns an id for a new subvolume. No id is returned twice while the volume is open, also if
+    /// the subvolume has been deleted: caches and node numbers go by it.
+    pub(crate) fn allocate_subvolume(&self, root_tree: &Tree) -> Result<TreeId> {
+        let free = names::next_subvolume(root_tree)?;
+        let mut next = self.next_subvolume.lock();
+        let id = TreeId(free.0.max(*next));
+        *next = id.0.saturating_add(1);
+        Ok(id)
     }
 
     fn subvolumes(&self) -> MutexGuard<'_, HashMap<u64, Arc<WritableSubvolume>>> {

@@ -22,7 +22,7 @@ impl Identity {
     /// The kernel returns no random numbers.
     pub fn random(fsid: Option<Uuid>) -> Result<Self, MkfsError> {
         let fresh = || -> Result<Uuid, MkfsError> {
-            Ok(version_4(random::bytes::<16>().map_err(MkfsError::Random)?))
+            Ok(Uuid::version_4(random::bytes::<16>().map_err(MkfsError::Random)?))
         };
         let fsid = fsid.map_or_else(fresh, Ok)?;
         Ok(Self { fsid, device: fresh()?, chunk_tree: fresh()?, subvolume: fresh()? })
@@ -34,7 +34,7 @@ impl Identity {
             let digest = ChecksumKind::Sha256.compute(&[name.as_bytes(), &fsid.0].concat());
             let mut bytes = [0; 16];
             bytes.iter_mut().zip(digest).for_each(|(to, from)| *to = from);
-            version_4(bytes)
+            Uuid::version_4(bytes)
         };
         Self {
             fsid,
@@ -43,13 +43,6 @@ impl Identity {
             subvolume: part("butternut subvolume "),
         }
     }
-}
-
-/// Sets the version and variant bits of a random UUID (version 4).
-fn version_4(mut bytes: [u8; 16]) -> Uuid {
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    Uuid(bytes)
 }
 
 #[cfg(test)]

@@ -8,12 +8,13 @@
 //! A name that does not fit into the item of its hash is refused before anything is changed.
 
 use crate::error::{NamesError, corrupt, corrupt_midway};
-use crate::items::{EditItems, ReadItems};
+use crate::items::{EditItems, Limits, ReadItems};
 use crate::lookup::{Found, Target};
 use butternut_format::checksum::name_hash;
 use butternut_format::dir::{
     DirEntries, DirEntry, EntryKind, NAME_BYTES_MAX, check_name, without_entry,
 };
+use butternut_format::inode::FileKind;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Ino, TreeId};
@@ -77,6 +78,27 @@ pub(crate) fn add(edit: &impl EditItems, new: &NewName<'_>) -> Result<(), NamesE
     )?;
     verdict.map_err(|refused| refused.at(edit.edited_tree(), key))?;
     add_index(edit, new, &item)
+}
+
+/// Checks that a directory takes an entry of this name, so that adding it is not refused as long as
+/// the directory stays as it is.
+///
+/// # Errors
+/// [`NamesError::Exists`], [`NamesError::Crowded`], or a name that no entry has; a block cannot be
+/// read.
+pub fn check_addable(
+    tree: &impl ReadItems,
+    limits: Limits,
+    dir: Ino,
+    name: &[u8],
+) -> Result<(), NamesError> {
+    check_new(name)?;
+    let key = hash_key(dir, name);
+    let shared = tree.find(&key)?.unwrap_or_default();
+    let found = Found { target: Target::Inode(dir), kind: FileKind::Directory };
+    let new = NewName { dir, name, index: 0, found, generation: Generation(0) };
+    let added = with(&shared, name, &new.item(), limits.item_bytes_max);
+    added.map(drop).map_err(|refused| refused.at(tree.tree_id(), key))
 }
 
 /// Returns an item with one more entry.

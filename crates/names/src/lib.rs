@@ -37,13 +37,14 @@ mod root_ref;
 mod set_xattr;
 mod subvolume;
 mod symlink;
+mod uuid_tree;
 mod xattr;
 
 pub use acl::{
     ACCESS_ACL, Acl, AclAndMode, AclEntry, AclTag, DEFAULT_ACL, Inherited, inherit as inherit_acl,
 };
 pub use change::{Exchanged, Move, create, exchange, link, rename, unlink, unlink_last};
-pub use entry::{NewName, find_index};
+pub use entry::{NewName, check_addable, find_index};
 pub use error::NamesError;
 pub use inode::{
     LINKS_MAX, Moment, NewInode, changed, entry_added, entry_removed, inherited_flags, inode,
@@ -64,6 +65,10 @@ pub use property::{
 pub use reference::index as reference_index;
 pub use root_ref::{SubvolumePair, put_root_ref, remove_root_ref};
 pub use set_xattr::{SetXattr, Xattr, remove_xattr, set_xattr, xattr_value_bytes_max};
-pub use subvolume::{SubvolumeLink, children, default_subvolume, is_referenced_at, parent_link};
+pub use subvolume::{
+    SubvolumeLink, children, default_subvolume, insert_root_directory, is_referenced_at,
+    next_subvolume, parent_link, set_default_subvolume,
+};
 pub use symlink::{put_symlink_target, symlink_bytes_max};
+pub use uuid_tree::{add_subvolume_uuid, remove_subvolume_uuid};
 pub use xattr::{xattr, xattr_names};

@@ -1,4 +1,4 @@
-//! Reads the references between subvolumes and their parents in the root tree.
+//! What names subvolumes have in the root tree: their parents, the default one, the next id.
 //!
 //! ```text
 //! (parent, ROOT_REF, child)      the parent's directory and name, one for each child
@@ -9,15 +9,33 @@
 //! A snapshot copies the directory entries of the subvolumes inside its source, but not these
 //! references: [`is_referenced_at`] distinguishes a real entry from such a copy.
 
+use crate::entry;
 use crate::error::{NamesError, corrupt};
+use crate::inode::insert_inode;
+use crate::items::{EditItems, ReadItems};
 use crate::lookup::{Target, lookup};
+use crate::reference;
+use butternut_format::dir::DirEntries;
+use butternut_format::inode::Inode;
+use butternut_format::inode_ref::InodeRef;
 use butternut_format::key::{ItemType, Key};
+use butternut_format::refused::{Refused, require};
 use butternut_format::root_ref::RootRef;
 use butternut_format::units::{Ino, TreeId};
-use butternut_tree::Tree;
+use butternut_tree::{Alter, Tree};
 
 /// The directory of the root tree that holds the entry `default`.
 const ROOT_TREE_DIRECTORY: Ino = Ino(6);
+const DEFAULT_NAME: &[u8] = b"default";
+
+/// The root directory of each subvolume.
+const ROOT_DIRECTORY: Ino = Ino(256);
+
+/// Subvolume ids: from the first to below the last (`BTRFS_FIRST_FREE_OBJECTID`,
+/// `BTRFS_LAST_FREE_OBJECTID`). Below 2^48, because the upper bits of such an id are the level of a
+/// quota group.
+const SUBVOLUME_FIRST: u64 = 256;
+const SUBVOLUME_LAST: u64 = 1 << 48;
 
 /// The parent of a subvolume, and its entry there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,10 +101,69 @@ pub fn is_referenced_at(
 
 /// Returns the default subvolume, if one is set.
 pub fn default_subvolume(root_tree: &Tree) -> Result<Option<TreeId>, NamesError> {
-    Ok(match lookup(root_tree, ROOT_TREE_DIRECTORY, b"default")?.map(|found| found.target) {
+    Ok(match lookup(root_tree, ROOT_TREE_DIRECTORY, DEFAULT_NAME)?.map(|found| found.target) {
         Some(Target::Subvolume(id)) => Some(id),
         Some(Target::Inode(_)) | None => None,
     })
+}
+
+/// Makes `id` the default subvolume.
+///
+/// # Errors
+/// The volume has no entry for the default subvolume, or it is corrupt; nothing is changed.
+pub fn set_default_subvolume(root_tree: &impl EditItems, id: TreeId) -> Result<(), NamesError> {
+    let key = entry::hash_key(ROOT_TREE_DIRECTORY, DEFAULT_NAME);
+    let location = Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX);
+    let mut verdict = Ok(());
+    root_tree.alter(&key, &mut |item| match with_location(item.unwrap_or_default(), location) {
+        Ok(item) => Alter::Put(item),
+        Err(refused) => {
+            verdict = Err(refused);
+            Alter::Keep
+        }
+    })?;
+    verdict.map_err(|refused| corrupt(root_tree.edited_tree(), key, refused))
+}
+
+/// Returns the item with the default entry leading to `location`.
+fn with_location(item: &[u8], location: Key) -> Result<Vec<u8>, Refused> {
+    let mut entries = Vec::new();
+    let mut is_found = false;
+    for entry in DirEntries::new(item) {
+        let mut entry = entry?;
+        if entry.name == DEFAULT_NAME {
+            entry.location = location;
+            is_found = true;
+        }
+        entries.extend(entry.to_bytes());
+    }
+    require(is_found, "entry default", "none", "one")?;
+    Ok(entries)
+}
+
+/// Returns the id for the next subvolume: one more than the highest that the root tree has.
+///
+/// # Errors
+/// [`NamesError::NumbersUsedUp`]; a block cannot be read.
+pub fn next_subvolume(root_tree: &impl ReadItems) -> Result<TreeId, NamesError> {
+    let last = root_tree.last_to(&Key::new(SUBVOLUME_LAST, Key::MAX.item_type, u64::MAX))?;
+    let used = last.map_or(0, |(key, _)| key.objectid);
+    let next = TreeId(used.saturating_add(1).max(SUBVOLUME_FIRST));
+    if next.0 >= SUBVOLUME_LAST {
+        let tree = root_tree.tree_id();
+        return Err(NamesError::NumbersUsedUp { tree, what: "subvolume ids" });
+    }
+    Ok(next)
+}
+
+/// Inserts the root directory of an empty subvolume.
+///
+/// # Errors
+/// As [`insert_inode`].
+pub fn insert_root_directory(edit: &impl EditItems, inode: &Inode) -> Result<(), NamesError> {
+    insert_inode(edit, ROOT_DIRECTORY, inode)?;
+    let reference = InodeRef { index: 0, name: b".." };
+    reference::add(edit, ROOT_DIRECTORY, ROOT_DIRECTORY, &reference)
 }
 
 fn link(

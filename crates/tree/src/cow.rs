@@ -4,6 +4,7 @@
 //! ```text
 //! state (lock) -> root
 //!              -> dirty    blocks of the running transaction: edited in place
+//!              -> sealed   blocks of the running transaction that a snapshot shares: immutable
 //!              -> frozen   blocks of the transaction that is being written: immutable
 //! elsewhere       the node cache and the devices: committed, immutable
 //! ```
@@ -18,7 +19,8 @@
 //!    epoch first ([`crate::transaction::read_epochs`]), so that the space of the block is not
 //!    reused.
 //! 3. A block that a reader holds is never changed: the writer edits a copy of it.
-//! 4. Blocks of older generations are never edited: they are copied first (`copy`).
+//! 4. Blocks of older generations are never edited: they are copied first (`copy`). So are sealed
+//!    blocks.
 //!
 //! Left to others: changes of items (`change`), copies and what they cost in references (`copy`),
 //! splits and merges (`shape`), the end of the transaction (`commit`).
@@ -33,8 +35,10 @@ use crate::error::TreeError;
 use crate::log::changes::ChangedInodes;
 use crate::search::{child, covering_slot, no_child};
 use crate::transaction::read_epochs::ReadEpochs;
+use butternut_format::checksum::ChecksumKind;
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
+use butternut_format::refused::Refused;
 use butternut_format::root::RawRootItem;
 use butternut_format::units::{Logical, TreeId};
 use butternut_sys::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard, rank};
@@ -75,6 +79,20 @@ pub(crate) enum Stop {
     Failed(TreeError),
 }
 
+impl Stop {
+    /// Returns the error of an edit of `tree` that cannot start again.
+    pub(crate) fn into_error(self, tree: TreeId) -> TreeError {
+        match self {
+            Self::Failed(error) => error,
+            Self::Missing(expected) => {
+                let want = "in memory until the end of the edit";
+                let source = Refused::new("block", expected.logical, want);
+                TreeError::Corrupt { tree, source }
+            }
+        }
+    }
+}
+
 impl From<TreeError> for Stop {
     fn from(error: TreeError) -> Self {
         Self::Failed(error)
@@ -105,6 +123,9 @@ pub(crate) struct TreeState {
     /// Of a subvolume: what the running transaction has changed.
     pub(crate) changes: ChangedInodes,
     pub(crate) dirty: BlockMap,
+    /// Blocks of the running transaction that this tree shares with a snapshot of it, or with the
+    /// source of this snapshot. Their checksums are valid.
+    pub(crate) sealed: BlockMap,
     pub(crate) frozen: Option<Arc<BlockMap>>,
     /// `None` for the root tree and the chunk tree, whose roots are in the superblock.
     pub(crate) record: Option<RootRecord>,
@@ -132,6 +153,7 @@ impl TransactionTree {
             committed_root: root,
             changes: ChangedInodes::default(),
             dirty: BlockMap::default(),
+            sealed: BlockMap::default(),
             frozen: None,
             record,
             is_root_item_stale: false,
@@ -253,6 +275,9 @@ impl TreeState {
         if let Some(block) = self.dirty.get(&expected.logical).filter(|block| matches(block)) {
             return Ok(Arc::clone(block));
         }
+        if let Some(block) = self.sealed.get(&expected.logical).filter(|block| matches(block)) {
+            return Ok(Arc::clone(block));
+        }
         let frozen = self.frozen.as_ref().and_then(|frozen| frozen.get(&expected.logical));
         if let Some(block) = frozen.filter(|block| matches(block)) {
             return Ok(Arc::clone(block));
@@ -265,10 +290,21 @@ impl TreeState {
         found.cloned().ok_or(Stop::Missing(*expected))
     }
 
+    /// Makes the blocks of the running transaction immutable, except for the one at `root`.
+    pub(crate) fn seal(&mut self, root: Logical, csum: ChecksumKind) {
+        let mut sealed = std::mem::take(&mut self.dirty);
+        self.dirty.extend(sealed.remove_entry(&root));
+        for block in sealed.values_mut() {
+            Arc::make_mut(block).seal(csum);
+        }
+        self.sealed.extend(sealed);
+    }
+
     /// Whether a block has been committed, so that it can be read from a device.
     fn is_committed(&self, at: Logical) -> bool {
         let is_frozen = self.frozen.as_ref().is_some_and(|frozen| frozen.contains_key(&at));
-        !is_frozen && !self.dirty.contains_key(&at)
+        let is_own = self.dirty.contains_key(&at) || self.sealed.contains_key(&at);
+        !is_frozen && !is_own
     }
 }
 

@@ -166,10 +166,13 @@ impl Forest {
     /// Returns the generation of the last snapshot of a tree; 0 if there is none.
     ///
     /// # Errors
-    /// There is no such tree.
+    /// There is no such tree, or the volume was opened for reading.
     pub fn last_snapshot(self: &Arc<Self>, tree: TreeId) -> Result<Generation, TreeError> {
-        let (_, root) = self.root_item(tree)?.ok_or(TreeError::NoTree { tree })?;
-        Ok(Generation(root.raw().last_snapshot.get()))
+        let running = self.running()?.tree(tree)?.ok_or(TreeError::NoTree { tree })?;
+        let state = running.state();
+        // The record is newer than the root item while a commit makes a snapshot.
+        let snapshot = state.record.as_ref().map(|record| record.raw.last_snapshot.get());
+        Ok(Generation(snapshot.unwrap_or_default()))
     }
 }
 

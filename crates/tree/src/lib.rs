@@ -9,7 +9,8 @@
 //! A file imports files of lower layers, and of its own:
 //!
 //! ```text
-//! forest        Forest, and its methods: joining, reserving, committing, data, log, administration
+//! forest        Forest, and its methods: joining, reserving, committing, data, log, administration;
+//!               drop_tree: a method of Handle
 //! commit steps  commit::context, checksum_tree, references::apply, chunks, device_stats
 //! transaction   running, TreeEdit; cow::copy, cow::shape, cow::change
 //! waiting       references, pending_checksums, chunks::changes: in memory until the commit
@@ -40,6 +41,7 @@ mod cow;
 mod cursor;
 mod data;
 mod device_stats;
+mod drop_tree;
 mod error;
 mod forest;
 mod log;
@@ -53,12 +55,14 @@ pub use cache::CacheCounters;
 pub use cow::change::{Alter, Change};
 pub use cursor::Cursor;
 pub use data::DATA_EXTENT_BYTES_MAX;
+pub use drop_tree::Dropped;
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
 pub use log::{
     CommitReason, InodeChanges, InodeLog, LogClaim, LogCounters, LogEntry, LogTicket, LoggedName,
     SubvolumeLog,
 };
+pub use transaction::commit::at_commit::AtCommit;
 pub use transaction::enospc::EnospcInjector;
 pub use transaction::read_epochs::ReadEpoch;
 pub use transaction::{Handle, Need, PanicWatch, ReservationLevel, TreeEdit};

@@ -20,9 +20,14 @@
 //!    ([`PendingRefs`]). After a batch that failed, it gets the error that made the volume
 //!    read-only.
 //!
+//! 5. Threads that change different trees may copy or drop a block that both refer to. What a thread
+//!    does with the references of the children depends on those of the block, so it changes them
+//!    only while these are as it has read them ([`References::seen`]).
+//!
 //! Left to others: the extent items (`references::apply`, `item`, `keyed`), the space (`running`).
 
 pub(crate) mod apply;
+pub(crate) mod children;
 pub(crate) mod item;
 pub(crate) mod keyed;
 
@@ -99,6 +104,12 @@ pub(crate) enum Content {
     Data,
 }
 
+impl Content {
+    pub(crate) fn block(level: u8, first_key: Option<Key>) -> Self {
+        Self::Block { level, first_key: first_key.unwrap_or_default() }
+    }
+}
+
 /// The changes of one transaction to one extent: a delayed reference head.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
@@ -154,7 +165,25 @@ pub(crate) struct PendingRefs {
     sequence: u64,
 }
 
+/// The delayed references of a tree block when a thread read them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SeenRefs {
+    pub(crate) sum: i64,
+    pub(crate) is_full_backref: bool,
+    /// Whether the block was allocated in this transaction and has no extent item yet.
+    pub(crate) is_created: bool,
+}
+
 impl References {
+    /// Returns the delayed references of a tree block.
+    pub(crate) fn seen(&self, at: Logical) -> SeenRefs {
+        self.heads.get(&at).map_or_else(SeenRefs::default, |head| SeenRefs {
+            sum: head.sum(),
+            is_full_backref: head.is_full_backref,
+            is_created: head.is_created,
+        })
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.heads.len()
     }

@@ -151,14 +151,6 @@ pub(crate) struct VolumesArgs {
     pub(crate) volume: Vec<OsString>,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum SubvolumeCommand {
-    /// List subvolumes and snapshots
-    List(SubvolumeListArgs),
-    /// Show information about a subvolume
-    Show(SubvolumeShowArgs),
-}
-
 #[derive(Debug, Clone, Copy, ValueEnum, PartialEq, Eq)]
 pub(crate) enum ListSort {
     Rootid,

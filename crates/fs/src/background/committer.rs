@@ -15,6 +15,7 @@ use crate::error::may_block;
 use crate::filesystem::Shared;
 use crate::inode::table::InodeEntry;
 use crate::stats::latency::Operation;
+use crate::subvolume::barrier::Writing;
 use crate::write_state::WriteState;
 use crate::{Error, Filesystem, Result};
 use butternut_sys::wait::Wait;
@@ -187,17 +188,18 @@ impl Filesystem {
     }
 
     /// Begins an operation that writes: checks that the filesystem is writable, and brings its
-    /// dirty memory below the limits. The caller has nothing locked.
-    pub(crate) fn begin(&self) -> Result<&Arc<WriteState>> {
+    /// dirty memory below the limits. No snapshot is made before the result is dropped. The caller
+    /// has nothing locked.
+    pub(crate) fn begin(&self) -> Result<Writing<'_>> {
         self.begin_as(Wait::Block)
     }
 
     /// As [`Self::begin`]; whether it may wait for dirty memory to be written back is the caller's
     /// choice.
-    pub(crate) fn begin_as(&self, wait: Wait) -> Result<&Arc<WriteState>> {
+    pub(crate) fn begin_as(&self, wait: Wait) -> Result<Writing<'_>> {
         let write_state = self.may_begin()?;
         self.throttle(write_state, wait)?;
-        Ok(write_state)
+        Writing::begin(write_state, wait).ok_or(Error::WouldBlock)
     }
 
     /// Keeps the dirty data in memory within its limits (law 3).

@@ -139,7 +139,8 @@ impl File {
         let pin = self.pin()?;
         let (filesystem, entry) = (pin.filesystem(), pin.entry());
         let shared = &filesystem.shared;
-        let write_state = filesystem.begin()?;
+        let writing = filesystem.begin()?;
+        let write_state = &*writing;
         let mut state = entry.lock_shared();
         match Pending::of(&state) {
             Pending::Few => {}

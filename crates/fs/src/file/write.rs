@@ -424,7 +424,8 @@ impl File {
         };
         let pin = self.pin()?;
         let filesystem = pin.filesystem();
-        let write_state = filesystem.begin_as(wait)?;
+        let writing = filesystem.begin_as(wait)?;
+        let write_state = &*writing;
         let entry = pin.entry();
         let subvolume = filesystem.writable_subvolume_as(write_state, entry.id, wait)?;
         let mut state = match drain {

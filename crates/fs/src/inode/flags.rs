@@ -31,7 +31,8 @@ impl Filesystem {
     /// for flags that exclude each other, [`Error::WrongKind`] for an inode that is neither a file
     /// nor a directory.
     pub fn set_attribute_flags(&self, id: FileId, flags: AttributeFlags) -> Result<()> {
-        let write_state = self.begin()?;
+        let writing = self.begin()?;
+        let write_state = &*writing;
         let subvolume = self.writable_subvolume(write_state, id)?;
         let entry = self.entry_of(write_state, id)?;
         let mut state = entry.lock();

@@ -165,7 +165,8 @@ impl Filesystem {
     /// Creates a file without a name and pins it: it is deleted with its last pin, unless it is
     /// given a name. It inherits from the directory `dir`.
     pub(crate) fn make_unnamed(&self, dir: FileId, new: &NewInode) -> Result<Arc<InodeEntry>> {
-        let write_state = self.begin()?;
+        let writing = self.begin()?;
+        let write_state = &*writing;
         let subvolume = self.writable_subvolume(write_state, dir)?;
         let parent = self.entry_of(write_state, dir)?;
         let mut state = parent.lock();

@@ -90,7 +90,8 @@ impl Filesystem {
     /// file.
     pub fn set_attributes(&self, id: FileId, set: &SetAttributes) -> Result<Stat> {
         let _timed = self.timed(Operation::SetAttributes);
-        let write_state = self.begin()?;
+        let writing = self.begin()?;
+        let write_state = &*writing;
         let subvolume = self.writable_subvolume(write_state, id)?;
         let entry = self.entry_of(write_state, id)?;
         let mut state = entry.lock();

@@ -430,6 +430,15 @@ impl InodeTable {
         entry
     }
 
+    /// Returns whether an inode of a subvolume is pinned.
+    pub(crate) fn has_pins_in(&self, subvolume: u64) -> bool {
+        let is_pinned =
+            |entry: &Arc<InodeEntry>| entry.id.subvolume == subvolume && entry.is_pinned();
+        self.shards
+            .iter()
+            .any(|shard| shard.read().entries.values().any(|placed| is_pinned(&placed.entry)))
+    }
+
     /// Removes the entry of a deleted inode, if the table still has this one.
     pub(crate) fn remove(&self, entry: &InodeEntry) {
         let mut shard = self.shard(entry.id).write();

@@ -83,7 +83,8 @@ impl Filesystem {
         spec: &InodeSpec<'_>,
     ) -> Result<FileId> {
         let _timed = self.timed(Operation::Create);
-        let write_state = self.begin()?;
+        let writing = self.begin()?;
+        let write_state = &*writing;
         check_name(name)?;
         let subvolume = self.writable_subvolume(write_state, dir)?;
         let parent = self.entry_of(write_state, dir)?;

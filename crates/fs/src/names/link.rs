@@ -24,7 +24,8 @@ impl Filesystem {
     /// more than 65,535 names; [`Error::NotFound`] for an inode that has lost all its names.
     pub fn link(&self, id: FileId, dir: FileId, name: &[u8]) -> Result<()> {
         let _timed = self.timed(Operation::Link);
-        let write_state = self.begin()?;
+        let writing = self.begin()?;
+        let write_state = &*writing;
         check_name(name)?;
         let subvolume = self.writable_subvolume(write_state, dir)?;
         let (parent, target) = (self.entry_of(write_state, dir)?, self.entry_of(write_state, id)?);

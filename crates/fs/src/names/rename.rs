@@ -100,7 +100,8 @@ impl Filesystem {
         flags: RenameFlags,
     ) -> Result<()> {
         let _timed = self.timed(Operation::Rename);
-        let write_state = self.begin()?;
+        let writing = self.begin()?;
+        let write_state = &*writing;
         check_name(from.1)?;
         if flags.exchange && (flags.no_replace || flags.whiteout.is_some()) {
             return Err(Error::InvalidArgument { what: "an exchange excludes the other flags" });

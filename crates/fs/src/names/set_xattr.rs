@@ -63,7 +63,8 @@ impl Filesystem {
         plan: impl FnOnce(&Inode) -> Result<Planned>,
     ) -> Result<()> {
         let _timed = self.timed(Operation::SetXattr);
-        let write_state = self.begin()?;
+        let writing = self.begin()?;
+        let write_state = &*writing;
         let subvolume = self.writable_subvolume(write_state, id)?;
         let entry = self.entry_of(write_state, id)?;
         let mut state = entry.lock();

@@ -84,7 +84,8 @@ impl Filesystem {
         check_kind: impl Fn(FileKind) -> Result<()>,
     ) -> Result<()> {
         let _timed = self.timed(Operation::Unlink);
-        let write_state = self.begin()?;
+        let writing = self.begin()?;
+        let write_state = &*writing;
         check_name(name)?;
         let subvolume = self.writable_subvolume(write_state, dir)?;
         let parent = self.entry_of(write_state, dir)?;

@@ -188,7 +188,8 @@ impl Queue {
         let pin = file.pin()?;
         let (filesystem, entry) = (pin.filesystem(), pin.entry());
         let wait = flags.wait();
-        let write_state = filesystem.begin_as(wait)?;
+        let writing = filesystem.begin_as(wait)?;
+        let write_state = &*writing;
         let tunables = filesystem.tunables();
         let is_stable = buffer.is_stable() || tunables.direct_stability == DirectStability::Trust;
         let falls_back = !is_stable && tunables.direct_stability == DirectStability::Buffered;

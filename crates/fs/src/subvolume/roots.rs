@@ -36,6 +36,15 @@ impl Roots {
         });
     }
 
+    /// Forgets a subvolume that is deleted.
+    pub(crate) fn remove(&self, subvolume: u64) {
+        self.trees.rcu(|trees| {
+            let mut trees = HashMap::clone(trees);
+            trees.remove(&subvolume);
+            trees
+        });
+    }
+
     /// Returns the tree of a subvolume that exists and is not being deleted.
     pub(crate) fn tree(&self, forest: &Arc<Forest>, subvolume: u64) -> Result<Tree> {
         if let Some(tree) = self.with(subvolume, Tree::clone) {

@@ -104,6 +104,10 @@ ranks! {
     CommandReport
 
     // Inodes: `fs`.
+    /// Freeing deleted subvolumes, by one thread at a time.
+    Cleaning
+    /// Operations that write, and a snapshot, which excludes them.
+    Snapshots
     /// Moves of directories between directories: one at a time.
     Renames
     /// Finding the next inode number of a subvolume, once.
@@ -132,10 +136,14 @@ ranks! {
     InodeCache
     /// The next inode number of a subvolume.
     NextIno
+    /// The next subvolume id.
+    NextSubvolume
     /// The requests of one queue.
     QueueCore
     /// The free space that blocking direct writes write to.
     AllocationRuns
+    /// Whether the cleaner thread has something to do.
+    Cleaner
     /// What the committer thread is to do.
     Committer
     /// The number of writeback batches in flight.

@@ -13,10 +13,13 @@
 //!
 //! Laws:
 //!
-//! 1. A block is copied once in a transaction; after that it is edited in place.
+//! 1. A block is copied once in a transaction; after that it is edited in place. After a snapshot,
+//!    which a commit makes, a block that both trees share is copied once more.
 //! 2. Only blocks of subvolumes can have several references or full back references, and only
 //!    those that are not newer than the last snapshot or were moved by a balance. The root has
 //!    neither.
+//!    Threads that copy it for different trees do so one after the other (law 5 of
+//!    [`crate::references`]).
 //! 3. A copy that fails has changed no reference count and keeps no space.
 //! 4. No address has two blocks. Where the free space tree of a damaged volume gives out the
 //!    address of a block in use, the volume becomes read-only.
@@ -25,12 +28,11 @@ use super::{Stop, TreeState};
 use crate::Block;
 use crate::block_edit::{LeafEdit, NodeEdit};
 use crate::error::TreeError;
-use crate::references::{Ref, Referrer};
+use crate::references::children::{ChildRef, change_child_refs, children};
+use crate::references::{Content, Ref, References, Referrer};
 use crate::search::{child, no_child};
-use crate::transaction::running::Running;
-use butternut_format::extent::EXTENT_FLAG_FULL_BACKREF;
-use butternut_format::file_extent::FileExtent;
-use butternut_format::key::{ItemType, Key};
+use crate::transaction::running::{BlockRefs, Running};
+use butternut_format::key::Key;
 use butternut_format::node::{Expected, HEADER_FLAG_RELOC, NewBlock};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Logical, TreeId, length};
@@ -49,21 +51,6 @@ pub(crate) struct Writer<'a> {
     pub(crate) is_torn: bool,
 }
 
-/// The reference count of a block, and whether its children have full back references.
-#[derive(Clone, Copy, Debug)]
-struct Sharing {
-    refs: u64,
-    is_full_backref: bool,
-}
-
-/// A block or a data extent that a tree block refers to.
-enum ChildRef<'a> {
-    Block(Expected),
-    Data(Key, FileExtent<'a>),
-}
-
-const UNSHARED: Sharing = Sharing { refs: 1, is_full_backref: false };
-
 impl Writer<'_> {
     pub(crate) fn find(&self, expected: &Expected) -> Result<Arc<Block>, Stop> {
         self.state.find(self.running.blocks(), self.fetched, expected)
@@ -76,7 +63,7 @@ impl Writer<'_> {
             return Ok(root.logical);
         }
         let old = self.find(&root)?;
-        let logical = self.copy(&old, UNSHARED)?;
+        let logical = self.copy_unshared(&old)?;
         self.set_root(logical, root.level);
         Ok(logical)
     }
@@ -103,8 +90,7 @@ impl Writer<'_> {
             return Ok(expected.logical);
         }
         let old = self.find(&expected)?;
-        let sharing = self.sharing(&old)?;
-        let logical = self.copy(&old, sharing)?;
+        let logical = self.copy(&old)?;
         entry.logical = logical;
         entry.generation = self.generation;
         self.node_mut(parent)?.set(slot, &entry);
@@ -119,12 +105,18 @@ impl Writer<'_> {
         if expected.generation == self.generation {
             return Ok(true);
         }
+        // An older block has the address of a new one.
         Err(self.running.refuse_address(expected.logical).into())
     }
 
     /// Returns a dirty block.
     pub(crate) fn dirty(&self, logical: Logical) -> Result<&Block, Stop> {
         self.state.dirty.get(&logical).map(AsRef::as_ref).ok_or_else(|| not_dirty(self.id, logical))
+    }
+
+    /// Returns a dirty block that the caller may keep.
+    pub(crate) fn dirty_block(&self, logical: Logical) -> Result<Arc<Block>, Stop> {
+        self.state.dirty.get(&logical).cloned().ok_or_else(|| not_dirty(self.id, logical))
     }
 
     pub(crate) fn dirty_mut(&mut self, logical: Logical) -> Result<&mut Block, Stop> {
@@ -192,91 +184,109 @@ impl Writer<'_> {
     }
 
     /// Copies a block into the transaction and changes references by the table of this module.
-    fn copy(&mut self, old: &Arc<Block>, sharing: Sharing) -> Result<Logical, Stop> {
-        assert_ne!(old.generation(), self.generation, "law 1: block {}", old.logical());
-        let children = if sharing.refs > 1 || sharing.is_full_backref {
-            self.children(old)?
-        } else {
-            Vec::new()
-        };
-        if self.running.is_created(old.logical()) {
+    fn copy(&mut self, old: &Block) -> Result<Logical, Stop> {
+        if !self.may_be_shared(old) {
+            return self.copy_unshared(old);
+        }
+        loop {
+            let found = self.running.block_refs(self.fetched, old.logical(), old.level())?;
+            let is_plain = found.refs <= 1 && !found.is_full_backref();
+            let children = if is_plain { Vec::new() } else { children(self.id, old)? };
+            let new = self.begin_copy(old)?;
+            // Nothing fails from here on (law 3).
+            let (id, at) = (self.id, old.logical());
+            let node_bytes = self.running.params.node_bytes;
+            let changed = self.running.change_found_refs(at, &found, |references| {
+                change_refs_of_copy(references, node_bytes, id, old, &found, &children)
+            });
+            let Some(is_freed) = changed else {
+                // Another tree has copied it meanwhile.
+                self.running.release_block(new.logical, id);
+                continue;
+            };
+            self.insert_copy(old, &new);
+            if is_freed {
+                self.running.release_sealed_block(at, self.generation);
+            }
+            return Ok(new.logical);
+        }
+    }
+
+    /// As [`Self::copy`], for a block that only this tree refers to.
+    fn copy_unshared(&mut self, old: &Block) -> Result<Logical, Stop> {
+        let new = self.begin_copy(old)?;
+        self.insert_copy(old, &new);
+        self.running.drop_block(old, Ref::Tree(self.id));
+        Ok(new.logical)
+    }
+
+    /// Allocates the address of a copy.
+    fn begin_copy(&mut self, old: &Block) -> Result<NewBlock, Stop> {
+        let is_sealed = self.state.sealed.contains_key(&old.logical());
+        let is_older = old.generation() != self.generation;
+        assert!(is_older || is_sealed, "law 1: block {}", old.logical());
+        if !is_sealed && self.running.is_created(old.logical()) {
             return Err(self.running.refuse_address(old.logical()).into());
         }
-        let new = self.new_block(old.level())?;
-        // Nothing fails from here on (law 3).
+        self.new_block(old.level())
+    }
+
+    fn insert_copy(&mut self, old: &Block, new: &NewBlock) {
         let mut block = Block::clone(old);
-        block.readdress(&new);
-        let by_parent = Referrer::Block(old.logical());
-        if sharing.refs > 1 {
-            if old.owner() == self.id && !sharing.is_full_backref {
-                self.change_child_refs(&children, by_parent, 1);
-                self.running.set_full_backref(old);
-            } else {
-                self.change_child_refs(&children, Referrer::Tree(self.id), 1);
-            }
-        } else if sharing.is_full_backref {
-            self.change_child_refs(&children, Referrer::Tree(self.id), 1);
-            self.change_child_refs(&children, by_parent, -1);
-        }
-        let logical = block.logical();
+        block.readdress(new);
         self.insert_dirty(block);
-        self.running.drop_block(old, Ref::Tree(self.id));
         self.add_used(-1);
-        Ok(logical)
     }
 
-    /// Returns the blocks or the data extents that a block refers to. An item that cannot be read
-    /// fails here, before any reference count changes (law 3).
-    fn children<'b>(&self, block: &'b Block) -> Result<Vec<ChildRef<'b>>, Stop> {
-        let mut children = Vec::with_capacity(block.len());
-        for slot in 0..block.len() {
-            if let Some(expected) = child(block, slot, self.id, None) {
-                children.push(ChildRef::Block(expected));
-                continue;
-            }
-            let Some((key, data)) = block.item(slot) else { continue };
-            if key.item_type != ItemType::EXTENT_DATA {
-                continue;
-            }
-            let extent = FileExtent::check(data, key.offset).map_err(|refused| {
-                let source = refused.at(format_args!("leaf {}: {key}", block.logical()));
-                TreeError::Corrupt { tree: self.id, source }
-            })?;
-            children.push(ChildRef::Data(key, extent));
-        }
-        Ok(children)
+    /// Makes the root of another tree the root of this new one: a dirty copy of it, whose children
+    /// get references by this tree.
+    pub(crate) fn copy_root_of(&mut self, source: &Block) -> Result<(), Stop> {
+        let children = children(self.id, source)?;
+        let new = self.new_block(source.level())?;
+        let mut block = Block::clone(source);
+        block.readdress(&new);
+        let (by_tree, node_bytes) = (Referrer::Tree(self.id), self.running.params.node_bytes);
+        change_child_refs(&mut self.running.references(), node_bytes, &children, by_tree, 1);
+        self.insert_dirty(block);
+        self.set_root(new.logical, new.level);
+        Ok(())
     }
 
-    /// Adds `delta` to the references that `referrer` has to each child of a block.
-    fn change_child_refs(&self, children: &[ChildRef<'_>], referrer: Referrer, delta: i64) {
-        for child in children {
-            match child {
-                ChildRef::Block(expected) => {
-                    self.running.change_block(expected, referrer.to_block(), delta);
-                }
-                ChildRef::Data(key, extent) => {
-                    if let Some((start, bytes, reference)) = referrer.to_data(key, extent) {
-                        self.running.change_data(start, bytes, reference, delta);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Returns the sharing of a block that is about to be copied (law 2).
-    fn sharing(&self, block: &Block) -> Result<Sharing, Stop> {
+    /// Returns whether other trees may refer to a block, or its children may have full back
+    /// references (law 2).
+    fn may_be_shared(&self, block: &Block) -> bool {
         if !self.id.is_subvolume() {
-            return Ok(UNSHARED);
+            return false;
         }
         let snapshot = self.state.record.as_ref().map_or(0, |r| r.raw.last_snapshot.get());
         let is_relocated = block.header().flags.get() & HEADER_FLAG_RELOC != 0;
-        if block.generation().0 > snapshot && !is_relocated {
-            return Ok(UNSHARED);
-        }
-        let found = self.running.block_refs(self.fetched, block.logical(), block.level())?;
-        let is_full_backref = found.flags & EXTENT_FLAG_FULL_BACKREF != 0;
-        Ok(Sharing { refs: found.refs, is_full_backref })
+        block.generation().0 <= snapshot || is_relocated
     }
+}
+
+/// Changes the references of the children of `old` by the table of this module, and drops the one
+/// of tree `id` to it. Returns whether it has none left and was allocated in this transaction.
+fn change_refs_of_copy(
+    references: &mut References,
+    node_bytes: u32,
+    id: TreeId,
+    old: &Block,
+    found: &BlockRefs,
+    children: &[ChildRef<'_>],
+) -> bool {
+    let (by_tree, by_parent) = (Referrer::Tree(id), Referrer::Block(old.logical()));
+    let (bytes, content) = (node_bytes.into(), Content::block(old.level(), old.key(0)));
+    let is_owner = old.owner() == id && !found.is_full_backref();
+    if found.refs > 1 && is_owner {
+        change_child_refs(references, node_bytes, children, by_parent, 1);
+        references.set_full_backref(old.logical(), bytes, content);
+    } else if found.refs > 1 || found.is_full_backref() {
+        change_child_refs(references, node_bytes, children, by_tree, 1);
+        if found.refs <= 1 {
+            change_child_refs(references, node_bytes, children, by_parent, -1);
+        }
+    }
+    references.change(old.logical(), bytes, content, Ref::Tree(id), -1)
 }
 
 fn not_dirty(tree: TreeId, logical: Logical) -> Stop {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! 1 freeze      close the gate; wait until no handle is open
-//! 2 settle      write device statistics, remove empty chunks, write checksums; then write new
+//! 2 settle      make the changes of a caller that belong into this commit (`at_commit`); write
+//!               device statistics, remove empty chunks, write checksums; then write new
 //!               chunks, delayed references, block groups, free space and root items into their
 //!               trees, in rounds until none of these changes another
 //! 3 freeze      seal every dirty block; they become frozen blocks; compose the superblock
@@ -45,6 +46,7 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::log::Log;
 use crate::transaction::running::Running;
+use at_commit::{AtCommit, Changes};
 use butternut_format::check;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
@@ -63,6 +65,7 @@ use zerocopy::little_endian::U64;
 /// The most rounds of step 2. Commits need a few; the limit stops an endless loop.
 const ROUNDS_MAX: usize = 1000;
 
+pub(crate) mod at_commit;
 pub(crate) mod context;
 
 /// The result of step 3.
@@ -80,11 +83,14 @@ impl Forest {
     /// # Errors
     /// The changes cannot be written, or an earlier error has made the volume read-only.
     pub fn commit(self: &Arc<Self>) -> Result<Generation, TreeError> {
-        let committed = self.commit_once()?;
-        if !self.volume().has_newly_failed_device() {
-            return Ok(committed);
-        }
-        self.commit_once()
+        let committed = self.commit_once(None)?;
+        Ok(self.record_failed_device()?.unwrap_or(committed))
+    }
+
+    /// Commits once more after a commit that tolerated the first failure of a device (law 7).
+    fn record_failed_device(self: &Arc<Self>) -> Result<Option<Generation>, TreeError> {
+        let is_failed = self.volume().has_newly_failed_device();
+        is_failed.then(|| self.commit_once(None)).transpose()
     }
 
     /// Ends commits and the log: when this returns, neither is being written, and nothing is
@@ -101,7 +107,11 @@ impl Forest {
         Ok(())
     }
 
-    fn commit_once(self: &Arc<Self>) -> Result<Generation, TreeError> {
+    /// Commits once. Makes `changes` inside the commit.
+    fn commit_once(
+        self: &Arc<Self>,
+        changes: Option<&mut Changes<'_>>,
+    ) -> Result<Generation, TreeError> {
         debug_assert!(!Mark::<rank::Handle>::is_held(), "a commit waits for all handles");
         let (running, log) = (self.running()?, self.log()?);
         let target = running.gate.generation();
@@ -111,11 +121,11 @@ impl Forest {
             let is_committed = !running.gate.is_changed();
             return is_committed.then(|| running.gate.committed()).ok_or(TreeError::Ended);
         }
-        if running.gate.committed() >= target {
+        if changes.is_none() && running.gate.committed() >= target {
             self.flush_in_place(running, target)?;
             return Ok(target);
         }
-        if self.volume().has_unrecorded_write_errors() {
+        if changes.is_some() || self.volume().has_unrecorded_write_errors() {
             running.gate.mark_changed();
         }
         let Some(generation) = running.gate.freeze()? else {
@@ -129,6 +139,12 @@ impl Forest {
         let commit = Commit { running, generation };
         if let Some(error) = running.gate.cause() {
             return Err(running.gate.poison(error));
+        }
+        if let Some(changes) = changes {
+            changes(&AtCommit::new(&commit));
+            if let Some(error) = running.gate.cause() {
+                return Err(running.gate.poison(error));
+            }
         }
         let frozen = match commit.settle().and_then(|stats| commit.freeze_blocks(stats, log)) {
             Ok(frozen) => frozen,
@@ -232,8 +248,9 @@ impl Commit<'_> {
         let raw = &mut record.raw;
         raw.bytenr.set(root.logical.0);
         raw.level = root.level;
-        raw.generation.set(self.generation.0);
-        raw.generation_v2.set(self.generation.0);
+        // Older than this transaction if only other fields of the item have changed.
+        raw.generation.set(root.generation.0);
+        raw.generation_v2.set(root.generation.0);
         if tree.id().is_subvolume() && is_changed {
             let now = self.running.now();
             raw.ctransid.set(self.generation.0);
@@ -253,6 +270,7 @@ impl Commit<'_> {
             for block in dirty.values_mut() {
                 Arc::make_mut(block).seal(csum);
             }
+            dirty.extend(std::mem::take(&mut state.sealed));
             blocks.extend(dirty.values().cloned());
             state.frozen = Some(Arc::new(dirty));
             state.is_changed = false;
@@ -266,6 +284,8 @@ impl Commit<'_> {
         }
         self.running.space.consolidate(Class::Metadata);
         blocks.sort_by_key(|block| block.logical());
+        // A tree and its snapshot have the same sealed blocks.
+        blocks.dedup_by(|a, b| Arc::ptr_eq(a, b));
         let is_once = blocks.is_sorted_by(|a, b| a.logical() < b.logical());
         assert!(is_once, "two trees have a block at one address");
         let super_block = self.super_block()?;

@@ -22,7 +22,7 @@ use crate::cow::{RootRecord, Stop, TransactionTree};
 use crate::error::TreeError;
 use crate::pending_checksums::PendingChecksums;
 use crate::references::item::{ExtentItem, read_extent};
-use crate::references::{self, Content, PendingRefs, Ref, References};
+use crate::references::{self, Content, PendingRefs, Ref, References, SeenRefs};
 use crate::transaction::discards::Discards;
 use crate::transaction::gate::Gate;
 use crate::transaction::need::{Need, ReservationLevel};
@@ -32,7 +32,7 @@ use crate::tree::Tree;
 use butternut_format::extent::{EXTENT_FLAG_FULL_BACKREF, Extent};
 use butternut_format::inode::Time;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::node::Expected;
+use butternut_format::node::{Expected, RawKeyPtr};
 use butternut_format::refused::Refused;
 use butternut_format::super_block::RawSuperBlock;
 use butternut_format::units::{Generation, Logical, TreeId, length};
@@ -41,6 +41,7 @@ use butternut_space::{
 };
 use butternut_sys::lock::{Mutex, MutexGuard, RwLock, rank};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,6 +77,9 @@ const RESERVE_STEP: u64 = 256 << 10;
 /// or the free space tree.
 const COW_BLOCKS_PER_REFERENCE: u64 = 2;
 
+/// Nodes that the changes of a caller inside a commit may copy or add, splits included.
+const AT_COMMIT_NODES: u64 = 64;
+
 /// The approximate memory of one delayed reference, in bytes.
 const HEAD_BYTES: u64 = 160;
 
@@ -84,6 +88,15 @@ const HEAD_BYTES: u64 = 160;
 pub(crate) struct BlockRefs {
     pub(crate) refs: u64,
     pub(crate) flags: u64,
+    /// The part of both that the running transaction has added.
+    seen: SeenRefs,
+}
+
+impl BlockRefs {
+    /// Whether the children of the block are referred to by the block, and not by its owner.
+    pub(crate) fn is_full_backref(&self) -> bool {
+        self.flags & EXTENT_FLAG_FULL_BACKREF != 0
+    }
 }
 
 pub(crate) struct Running {
@@ -206,6 +219,19 @@ impl Running {
         Ok(Some(Arc::clone(trees.entry(id).or_insert_with(|| Arc::new(tree)))))
     }
 
+    /// Adds a tree that the running transaction has created. Returns `false` if there is one with
+    /// this id.
+    pub(crate) fn add_tree(&self, tree: Arc<TransactionTree>) -> bool {
+        let mut trees = self.trees.write();
+        match trees.entry(tree.id()) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(place) => {
+                place.insert(tree);
+                true
+            }
+        }
+    }
+
     fn root_record(&self, id: TreeId) -> Result<Option<(Expected, RootRecord)>, TreeError> {
         let roots = self.tree(TreeId::ROOT)?.ok_or(TreeError::NoTree { tree: TreeId::ROOT })?;
         let found = root_item(&Tree::in_transaction(roots), id)?;
@@ -307,6 +333,16 @@ impl Running {
         }
     }
 
+    /// Returns what the changes inside a commit may cost, in bytes of metadata: those of a few
+    /// items, and the references of a snapshot to the children of its source's root.
+    pub(crate) fn at_commit_bytes(&self) -> u64 {
+        let node = u64::from(self.params.node_bytes);
+        let children = length(self.params.node_len() / size_of::<RawKeyPtr>());
+        let references = children.saturating_mul(node.saturating_mul(COW_BLOCKS_PER_REFERENCE));
+        let references = references.min(self.commit_trees.load(Ordering::Relaxed));
+        AT_COMMIT_NODES.saturating_mul(node).saturating_add(references)
+    }
+
     /// Allocates the address of a new block of a tree.
     ///
     /// Reservations are estimates. Where one was too low, this adds a chunk if the devices have
@@ -353,7 +389,7 @@ impl Running {
     }
 
     pub(crate) fn create_block(&self, block: &Block, tree: TreeId) {
-        let content = content(block.level(), block.key(0));
+        let content = Content::block(block.level(), block.key(0));
         let bytes = self.params.node_bytes.into();
         self.dirty_blocks.fetch_add(1, Ordering::Relaxed);
         if !self.references().create(block.logical(), bytes, content, Ref::Tree(tree)) {
@@ -380,26 +416,13 @@ impl Running {
 
     /// Drops one reference to a block. A block of this transaction without references is freed.
     pub(crate) fn drop_block(&self, block: &Block, reference: Ref) {
-        let content = content(block.level(), block.key(0));
+        let content = Content::block(block.level(), block.key(0));
         let (at, bytes) = (block.logical(), self.params.node_bytes.into());
         let is_freed = self.references().change(at, bytes, content, reference, -1);
         if is_freed {
             // The next block of this cluster gets the hole, so that the commit writes long runs.
-            let range = self.node_range(at);
-            self.check(self.space.release_to_cluster(&range, cluster(block.owner())));
+            self.release_block(at, block.owner());
         }
-    }
-
-    pub(crate) fn change_block(&self, block: &Expected, reference: Ref, delta: i64) {
-        let content = content(block.level, block.first_key);
-        let bytes = self.params.node_bytes.into();
-        self.references().change(block.logical, bytes, content, reference, delta);
-    }
-
-    pub(crate) fn set_full_backref(&self, block: &Block) {
-        let content = content(block.level(), block.key(0));
-        let bytes = self.params.node_bytes.into();
-        self.references().set_full_backref(block.logical(), bytes, content);
     }
 
     /// Changes the references of a data extent. Returns `true` if the extent belongs to this
@@ -462,15 +485,9 @@ impl Running {
     ) -> Result<BlockRefs, Stop> {
         let skinny = Key::new(at.0, ItemType::METADATA_ITEM, level.into());
         let whole = Key::new(at.0, ItemType::EXTENT_ITEM, self.params.node_bytes.into());
-        let (delta, is_full_backref, is_created) = {
-            let references = self.references();
-            let head = references.get(at);
-            let flag = head.is_some_and(|head| head.is_full_backref);
-            let is_created = head.is_some_and(|head| head.is_created);
-            (head.map_or(0, crate::references::Head::sum), flag, is_created)
-        };
-        let mut found = BlockRefs { refs: 0, flags: 0 };
-        if !is_created {
+        let seen = self.references().seen(at);
+        let mut found = BlockRefs { refs: 0, flags: 0, seen };
+        if !seen.is_created {
             let item = match self.extent_item(fetched, &skinny)? {
                 Some(item) => Some(item),
                 None => self.extent_item(fetched, &whole)?,
@@ -480,13 +497,42 @@ impl Running {
                     .at(format_args!("block {at}"));
                 TreeError::Corrupt { tree: TreeId::EXTENT, source }
             })?;
-            found = BlockRefs { refs: item.refs, flags: item.flags };
+            found = BlockRefs { refs: item.refs, flags: item.flags, seen };
         }
-        found.refs = found.refs.saturating_add_signed(delta);
-        if is_full_backref {
+        found.refs = found.refs.saturating_add_signed(seen.sum);
+        if seen.is_full_backref {
             found.flags |= EXTENT_FLAG_FULL_BACKREF;
         }
         Ok(found)
+    }
+
+    /// Calls `change` if the references of a block are still as `found` (law 5 of
+    /// [`crate::references`]). Returns `None` if another thread has changed them since.
+    pub(crate) fn change_found_refs<R>(
+        &self,
+        at: Logical,
+        found: &BlockRefs,
+        change: impl FnOnce(&mut References) -> R,
+    ) -> Option<R> {
+        let mut references = self.references();
+        (references.seen(at) == found.seen).then(|| change(&mut references))
+    }
+
+    /// Frees the address of a block that was allocated and not used.
+    pub(crate) fn release_block(&self, at: Logical, tree: TreeId) {
+        self.check(self.space.release_to_cluster(&self.node_range(at), cluster(tree)));
+    }
+
+    /// Frees a sealed block without references. It is written with the commit nevertheless, so its
+    /// space is not reused before.
+    pub(crate) fn release_sealed_block(&self, at: Logical, generation: Generation) {
+        self.check(self.space.pin(self.node_range(at), generation));
+    }
+
+    /// Forgets a tree that is deleted.
+    pub(crate) fn forget_tree(&self, id: TreeId) {
+        let forgotten = self.trees.write().remove(&id);
+        drop(forgotten);
     }
 
     /// Reads an item of the running extent tree. Fails with [`Stop::Missing`] if a block on the
@@ -587,8 +633,4 @@ impl Running {
 /// lie apart.
 fn cluster(tree: TreeId) -> Cluster {
     Cluster(if tree.is_subvolume() { 1 } else { 2 })
-}
-
-fn content(level: u8, first_key: Option<Key>) -> Content {
-    Content::Block { level, first_key: first_key.unwrap_or_default() }
 }

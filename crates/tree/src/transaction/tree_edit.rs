@@ -4,6 +4,7 @@
 //! without the lock, and the edit starts again.
 
 use super::running::Running;
+use crate::Block;
 use crate::cow::change::{Alter, Change};
 use crate::cow::copy::Writer;
 use crate::cow::{Stop, TransactionTree, fetch_missing};
@@ -82,6 +83,18 @@ impl<'a> TreeEdit<'a> {
     /// A block cannot be read or copied.
     pub fn remove(&self, key: &Key) -> Result<bool, TreeError> {
         self.edit(|writer| writer.remove(key))
+    }
+
+    /// Returns the root as a block of the running transaction. Copies it if necessary, which is no
+    /// change of what the tree holds.
+    pub(crate) fn copied_root(&self) -> Result<Arc<Block>, TreeError> {
+        let was_changed = self.transaction_tree.state().is_changed;
+        let root = self.edit(|writer| {
+            let logical = writer.cow_root()?;
+            writer.dirty_block(logical)
+        });
+        self.transaction_tree.state_mut().is_changed = was_changed;
+        root
     }
 
     /// Passes the data of an item to `edit`, which changes it in place. Returns whether there is
@@ -197,14 +210,7 @@ impl<'a> TreeEdit<'a> {
     /// Makes the volume read-only, because half an edit is in memory: it is never committed, and
     /// the edit is not repeated. Returns the error to report.
     fn fail_torn(&self, stopped: Stop) -> TreeError {
-        let error = match stopped {
-            Stop::Failed(error) => error,
-            Stop::Missing(expected) => {
-                let want = "in memory until the end of the edit";
-                let source = Refused::new("block", expected.logical, want);
-                TreeError::Corrupt { tree: self.id(), source }
-            }
-        };
+        let error = stopped.into_error(self.id());
         match self.is_changed {
             Some(_) => self.running.gate.poison(error),
             None => error,

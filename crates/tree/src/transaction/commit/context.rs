@@ -15,6 +15,7 @@ use butternut_volume::Volume;
 use std::sync::Arc;
 
 /// A commit while its gate is closed.
+#[derive(Debug)]
 pub(crate) struct Commit<'a> {
     pub(crate) running: &'a Running,
     pub(crate) generation: Generation,

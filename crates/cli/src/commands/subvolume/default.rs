@@ -1,0 +1,53 @@
+//! `subvolume get-default` and `set-default`: the subvolume that a mount without options shows.
+
+use std::io::Write;
+
+use butternut::{Follow, TOP_LEVEL};
+
+use crate::args::{GlobalArgs, SubvolumeSetDefaultArgs, VolumesArgs};
+use crate::commands::transaction::Transaction;
+use crate::failure::{Completion, Failure, Outcome};
+use crate::output::{Output, json, text};
+use crate::volume::OpenVolume;
+
+pub(crate) fn get(global: &GlobalArgs, args: &VolumesArgs, out: &mut Output) -> Outcome {
+    let opened = OpenVolume::from_args(global, args)?;
+    let filesystem = &opened.filesystem;
+    let id = filesystem.default_subvolume().map_err(|error| opened.failure(&error))?;
+    let info = filesystem.subvolume(id).map_err(|error| opened.failure(&error))?;
+    if global.json {
+        json::document(out, super::list::as_json(&info))?;
+    } else if id == TOP_LEVEL {
+        writeln!(out, "ID {TOP_LEVEL} (FS_TREE)")?;
+    } else {
+        let (generation, parent) = (info.generation, info.parent.unwrap_or(0));
+        write!(out, "ID {id} gen {generation} top level {parent} path ")?;
+        let path = out.display_name(info.path.as_deref().unwrap_or_default());
+        out.line(&path)?;
+    }
+    Ok(Completion::Success)
+}
+
+pub(crate) fn set(
+    global: &GlobalArgs,
+    args: &SubvolumeSetDefaultArgs,
+    out: &mut Output,
+) -> Outcome {
+    let mut transaction = Transaction::open(global, &args.volume)?;
+    let path = text::bytes(&args.subvolume);
+    let id = match std::str::from_utf8(&path).ok().and_then(|typed| typed.parse().ok()) {
+        Some(id) => id,
+        None => {
+            let found = transaction.find(&path, Follow::Last)?;
+            if !found.is_subvolume_root() {
+                return Err(Failure::new(text::escaped(&path), "not a subvolume")
+                    .hint("`butternut subvolume list` shows what there is"));
+            }
+            found.subvolume
+        }
+    };
+    let set = transaction.filesystem().set_default_subvolume(id);
+    set.map_err(|error| transaction.failure(&error))?;
+    transaction.record("made the default", &path);
+    transaction.finish(global, out, |object| object.put("subvolume", id))
+}

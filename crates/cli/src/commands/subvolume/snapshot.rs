@@ -1,0 +1,43 @@
+//! `subvolume snapshot`: makes a snapshot of a subvolume.
+//!
+//! A destination that is a directory gets the snapshot under the name of the source, as in
+//! btrfs-subvolume(8).
+
+use butternut::{FileKind, Follow, SnapshotAccess};
+
+use crate::args::{GlobalArgs, SubvolumeSnapshotArgs};
+use crate::commands::transaction::{Location, Transaction, failed, split};
+use crate::failure::{Failure, Outcome};
+use crate::output::{Output, text};
+
+pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeSnapshotArgs, out: &mut Output) -> Outcome {
+    let mut transaction = Transaction::open(global, &args.volume)?;
+    let source_path = text::bytes(&args.source);
+    let source = transaction.find(&source_path, Follow::Last)?;
+    if !source.is_subvolume_root() {
+        return Err(Failure::new(text::escaped(&source_path), "not a subvolume")
+            .hint("`butternut subvolume list` shows what there is"));
+    }
+    let location = destination(&transaction, &text::bytes(&args.destination), &source_path)?;
+    let access = if args.read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
+    let made =
+        transaction.filesystem().snapshot(source.subvolume, location.dir, &location.name, access);
+    let id = made.map_err(|error| failed(&location.path, &error))?;
+    transaction.record("created", &location.path);
+    transaction.finish(global, out, |object| object.put("subvolume", id))
+}
+
+/// Returns the name that the snapshot gets.
+fn destination(transaction: &Transaction, path: &[u8], source: &[u8]) -> Result<Location, Failure> {
+    let filesystem = transaction.filesystem();
+    let Ok(dir) = filesystem.resolve(path, Follow::Last) else { return transaction.locate(path) };
+    if transaction.stat(dir, path)?.kind != FileKind::Directory {
+        return transaction.locate(path);
+    }
+    let name = split(source).1;
+    if matches!(name, b"" | b"." | b"..") {
+        return Err(Failure::new(text::escaped(path), "the directory exists")
+            .hint("name the snapshot: the source has no name of its own"));
+    }
+    Ok(Transaction::location_in(dir, path, name))
+}

@@ -1,0 +1,97 @@
+//! Frees the blocks of deleted subvolumes, in steps, beside other operations.
+//!
+//! Laws:
+//!
+//! 1. A subvolume is not freed while one of its inodes is pinned: open files are read from it.
+//! 2. Each step is one transaction handle. A crash between two steps loses nothing: the orphan item
+//!    and the progress in the root item lead the next open on.
+//! 3. One thread frees at a time.
+
+use crate::write_state::WriteState;
+use crate::{Filesystem, Result};
+use butternut_format::units::{Ino, TreeId};
+use butternut_names as names;
+use butternut_tree::{Dropped, Need};
+
+/// Blocks that one step frees or looks at.
+const BLOCKS_PER_STEP: usize = 64;
+
+/// Items that a step may change: the root item, and the orphan item.
+const ITEMS_OF_STEP: u32 = 4;
+
+/// Deleted subvolumes that one search returns.
+const SUBVOLUMES_PER_BATCH: usize = 256;
+
+impl Filesystem {
+    /// Frees the space of deleted subvolumes. Returns the ids of those that are left because files
+    /// in them are open.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); a tree that cannot be read.
+    pub fn clean_subvolumes(&self) -> Result<Vec<u64>> {
+        self.clean_subvolumes_while(&|| true)
+    }
+
+    /// As [`Filesystem::clean_subvolumes`], in steps of a few blocks, as long as `goes_on` returns
+    /// true. What is left then is freed by the next call, also after the volume was closed.
+    pub fn clean_subvolumes_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Vec<u64>> {
+        let write_state = self.may_begin()?;
+        let cleaning = write_state.cleaning.lock();
+        let mut left = Vec::new();
+        let mut from = Some(Ino(0));
+        while let Some(start) = from.take() {
+            let found = names::orphans(&self.forest().root_tree(), start, SUBVOLUMES_PER_BATCH)?;
+            for Ino(id) in &found {
+                let is_free = self.clean(write_state, TreeId(*id), goes_on)?;
+                if !is_free {
+                    left.push(*id);
+                }
+            }
+            from = found.last().and_then(|last| last.0.checked_add(1)).map(Ino);
+        }
+        drop(cleaning);
+        Ok(left)
+    }
+
+    /// Frees one subvolume. Returns `false` if a part of it is left.
+    fn clean(
+        &self,
+        write_state: &WriteState,
+        id: TreeId,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<bool> {
+        let Some((key, root)) = self.forest().root_item(id)? else {
+            let handle = self.forest().join(Need::items(ITEMS_OF_STEP).deleting())?;
+            names::remove_orphan(&handle.tree(TreeId::ROOT)?, Ino(id.0))?;
+            drop(handle);
+            write_state.signal.changed();
+            return Ok(true);
+        };
+        if root.refs() > 0 || !id.is_subvolume() || id == TreeId::FS {
+            // As in the kernel, an orphan item of a subvolume that is in use means nothing.
+            return Ok(true);
+        }
+        while goes_on() {
+            if write_state.table.has_pins_in(id.0) {
+                return Ok(false);
+            }
+            let writing = self.begin()?;
+            let handle = self.forest().join(Need::items(ITEMS_OF_STEP).deleting())?;
+            let dropped = handle.drop_tree(id, BLOCKS_PER_STEP)?;
+            if dropped == Dropped::Whole {
+                let roots = handle.tree(TreeId::ROOT)?;
+                let removed = roots.remove(&key).map_err(names::NamesError::from);
+                removed
+                    .and_then(|_| names::remove_orphan(&roots, Ino(id.0)))
+                    .map_err(|error| handle.abort(error.into_midway(TreeId::ROOT)))?;
+                handle.forget_tree(id);
+            }
+            drop(handle);
+            writing.signal.changed();
+            if dropped == Dropped::Whole {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}

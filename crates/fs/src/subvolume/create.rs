@@ -1,0 +1,226 @@
+//! New subvolumes: empty ones, and snapshots.
+//!
+//! Both are made inside a commit ([`Forest::commit_with`](butternut_tree::Forest::commit_with)), so
+//! they are durable when the call returns, and a crash leaves all of them or nothing.
+//!
+//! Laws:
+//!
+//! 1. A snapshot contains every operation that returned before the call began, and of those that
+//!    run beside it each one as a whole or not at all: operations that write are excluded
+//!    (`barrier`) while the data in memory is written back and the commit closes its gate.
+//! 2. Before operations may write again, no file of the source writes in place to what the snapshot
+//!    shares: write targets that were looked up before are forgotten.
+//! 3. A snapshot does not contain its own entry. It contains the entries of subvolumes inside its
+//!    source as placeholders.
+
+use crate::inode::new_inode::{NewInode, next_index};
+use crate::inode::table::InodeEntry;
+use crate::names::create::check_name;
+use crate::write_state::WriteState;
+use crate::{Error, FileId, FileKind, Filesystem, Result};
+use butternut_format::inode::{DeviceNumber, Inode, InodeFlags, RawInodeItem, Time};
+use butternut_format::key::ItemType;
+use butternut_format::root::{RawRootItem, RootFlags};
+use butternut_format::root_ref::RootRef;
+use butternut_format::units::{Generation, Ino, TreeId};
+use butternut_format::uuid::Uuid;
+use butternut_names::{self as names, Found, Moment, NewName, SubvolumePair, Target};
+use butternut_sys::random;
+use butternut_tree::AtCommit;
+use std::sync::Arc;
+use zerocopy::FromZeros;
+use zerocopy::little_endian::{U32, U64};
+
+/// Whether a snapshot can be written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotAccess {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// The entry of a new subvolume.
+struct NewEntry<'a> {
+    parent: Arc<InodeEntry>,
+    name: &'a [u8],
+    index: u64,
+    id: TreeId,
+    uuid: Uuid,
+    now: Time,
+}
+
+impl Filesystem {
+    /// Creates an empty subvolume under a name, and returns its id. It is durable when this
+    /// returns.
+    ///
+    /// # Errors
+    /// As [`Filesystem::create`].
+    pub fn create_subvolume(&self, dir: FileId, name: &[u8], new: &NewInode) -> Result<u64> {
+        let writing = self.begin()?;
+        self.add_subvolume(&writing, dir, name, &mut |at_commit, entry, parent| {
+            let generation = at_commit.generation();
+            let root = empty_root(entry, generation, self.super_block().node_bytes());
+            at_commit.create_tree(entry.id, &root)?;
+            let permissions = new.permissions & !new.umask;
+            let (kind, uid, gid) = (FileKind::Directory, new.uid, new.gid);
+            let rdev = DeviceNumber::default();
+            let new = names::NewInode { kind, permissions, uid, gid, rdev };
+            let bytes_used = 0;
+            let moment = Moment { generation, now: entry.now };
+            let inode = Inode { bytes_used, ..new.inode(parent, moment) };
+            names::insert_root_directory(&at_commit.tree(entry.id)?, &inode)?;
+            Ok(Uuid::NIL)
+        })
+    }
+
+    /// Makes a snapshot of subvolume `source` under a name, and returns its id. It is durable when
+    /// this returns. Its cost does not depend on the size of the source; data that is dirty in
+    /// memory is written back first.
+    ///
+    /// # Errors
+    /// As [`Filesystem::create`]; [`Error::NoSubvolume`]; data of the source that cannot be written
+    /// back.
+    pub fn snapshot(
+        &self,
+        source: u64,
+        dir: FileId,
+        name: &[u8],
+        access: SnapshotAccess,
+    ) -> Result<u64> {
+        let write_state = self.may_begin()?;
+        // Raises the error of a source that does not exist.
+        self.subvolume_tree(source)?;
+        // Most of the data is written back while operations may still write.
+        self.write_back_all(write_state)?;
+        let excluded = write_state.snapshots.exclude_writes();
+        self.write_back_all(write_state)?;
+        let made = self.add_subvolume(write_state, dir, name, &mut |at_commit, entry, _| {
+            let mut received = Uuid::NIL;
+            at_commit.snapshot(TreeId(source), entry.id, |root| {
+                describe_snapshot(root, entry, at_commit.generation(), access);
+                received = Uuid(root.received_uuid);
+            })?;
+            Ok(received)
+        });
+        self.shared.source.forget_write_targets();
+        drop(excluded);
+        made
+    }
+
+    /// Adds a subvolume that `make` makes inside the commit. `make` returns the UUID of the
+    /// subvolume that it was received from, or none.
+    fn add_subvolume(
+        &self,
+        write_state: &WriteState,
+        dir: FileId,
+        name: &[u8],
+        make: &mut dyn FnMut(&AtCommit<'_>, &NewEntry<'_>, &Inode) -> Result<Uuid>,
+    ) -> Result<u64> {
+        check_name(name)?;
+        let subvolume = self.writable_subvolume(write_state, dir)?;
+        let parent = self.entry_of(write_state, dir)?;
+        let mut state = parent.lock();
+        let mut parent_inode = self.directory_to_change(&parent)?;
+        let limits = names::Limits::of(self.super_block());
+        names::check_addable(&subvolume.tree, limits, Ino(dir.ino), name)?;
+        let index = next_index(&subvolume, &parent, &mut state)?;
+        let id = write_state.allocate_subvolume(&self.forest().root_tree())?;
+        let (uuid, now) = (new_uuid()?, write_state.clock.now());
+        let entry = NewEntry { parent: Arc::clone(&parent), name, index, id, uuid, now };
+        self.forest().commit_with(|at_commit| -> Result<()> {
+            let received = make(at_commit, &entry, &parent_inode)?;
+            add_entry(at_commit, &entry, &mut parent_inode)?;
+            self.add_uuids(at_commit, &entry, received)
+        })?;
+        state.next_index = index.checked_add(1);
+        parent.set(parent_inode);
+        Ok(id.0)
+    }
+
+    /// Lists a new subvolume in the UUID tree. A volume without one gets it from the kernel.
+    fn add_uuids(
+        &self,
+        at_commit: &AtCommit<'_>,
+        entry: &NewEntry<'_>,
+        received: Uuid,
+    ) -> Result<()> {
+        if self.forest().tree(TreeId::UUID)?.is_none() {
+            return Ok(());
+        }
+        let uuids = at_commit.tree(TreeId::UUID)?;
+        names::add_subvolume_uuid(&uuids, (ItemType::UUID_SUBVOL, entry.uuid), entry.id)?;
+        if !received.is_nil() {
+            let key = (ItemType::UUID_RECEIVED_SUBVOL, received);
+            names::add_subvolume_uuid(&uuids, key, entry.id)?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds the directory entry of a new subvolume and its references in the root tree.
+fn add_entry(at_commit: &AtCommit<'_>, entry: &NewEntry<'_>, parent: &mut Inode) -> Result<()> {
+    let FileId { subvolume, ino, .. } = entry.parent.id;
+    let (dir, generation) = (Ino(ino), at_commit.generation());
+    let (name, index) = (entry.name, entry.index);
+    let pair = SubvolumePair { child: entry.id, parent: TreeId(subvolume) };
+    let roots = at_commit.tree(TreeId::ROOT)?;
+    names::put_root_ref(&roots, pair, &RootRef { dir, index, name })?;
+    let edit = at_commit.tree(TreeId(subvolume))?;
+    let found = Found { target: Target::Subvolume(entry.id), kind: FileKind::Directory };
+    names::link(&edit, &NewName { dir, name, index, found, generation })?;
+    names::entry_added(parent, name, Moment { generation, now: entry.now });
+    names::put_inode(&edit, dir, parent)?;
+    Ok(())
+}
+
+/// Returns the root item of an empty subvolume, as the kernel writes it.
+fn empty_root(entry: &NewEntry<'_>, generation: Generation, node_bytes: u32) -> RawRootItem {
+    let inode = RawInodeItem {
+        generation: U64::new(1),
+        size: U64::new(3),
+        nlink: U32::new(1),
+        nbytes: U64::new(node_bytes.into()),
+        mode: U32::new(FileKind::Directory.mode_bits() | 0o755),
+        flags: U64::new(InodeFlags::ROOT_ITEM_INIT.0),
+        ..RawInodeItem::new_zeroed()
+    };
+    let mut root = RawRootItem { inode, refs: U32::new(1), ..RawRootItem::new_zeroed() };
+    root.root_dirid.set(crate::inode::id::ROOT_DIRECTORY);
+    root.uuid = entry.uuid.0;
+    set_origin(&mut root, entry, generation);
+    (root.ctransid, root.ctime) = (root.otransid, root.otime);
+    root
+}
+
+/// Changes the root item of a source into that of its snapshot.
+fn describe_snapshot(
+    root: &mut RawRootItem,
+    entry: &NewEntry<'_>,
+    generation: Generation,
+    access: SnapshotAccess,
+) {
+    let was_read_only = RootFlags(root.flags.get()).contains(RootFlags::READ_ONLY);
+    root.parent_uuid = root.uuid;
+    root.uuid = entry.uuid.0;
+    let flags = root.flags.get() & !RootFlags::READ_ONLY.0;
+    root.flags.set(match access {
+        SnapshotAccess::ReadOnly => flags | RootFlags::READ_ONLY.0,
+        SnapshotAccess::ReadWrite => flags,
+    });
+    // As in the kernel: what a writable source was received from says nothing about its contents.
+    if !was_read_only {
+        root.forget_received();
+    }
+    root.refs.set(1);
+    set_origin(root, entry, generation);
+}
+
+fn set_origin(root: &mut RawRootItem, entry: &NewEntry<'_>, generation: Generation) {
+    root.otransid.set(generation.0);
+    root.otime = entry.now.into();
+}
+
+/// Returns a random UUID (version 4, RFC 9562).
+fn new_uuid() -> Result<Uuid> {
+    let bytes = random::bytes::<16>().map_err(|error| Error::Random(error.into()))?;
+    Ok(Uuid::version_4(bytes))
+}

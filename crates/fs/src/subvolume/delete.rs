@@ -1,0 +1,123 @@
+//! The deletion of subvolumes: their names at once, in one commit; their blocks later (`clean`).
+//!
+//! Laws:
+//!
+//! 1. When the call returns, no name leads to the subvolume, also after a crash. An orphan item of
+//!    the root tree names it until its blocks are freed.
+//! 2. What memory has of it is dropped before: nothing is written to its tree from then on. Files
+//!    in it that are still open can be read until they are closed, and not written.
+
+use crate::names::create::check_name;
+use crate::write_state::WriteState;
+use crate::{Error, FileId, Filesystem, Result};
+use butternut_format::inode::InodeFlags;
+use butternut_format::key::{ItemType, RawKey};
+use butternut_format::root::{RootFlags, RootItem};
+use butternut_format::units::{Ino, TreeId};
+use butternut_format::uuid::Uuid;
+use butternut_names::{self as names, Moment, OldName, OldTarget, SubvolumePair};
+use butternut_tree::{AtCommit, TreeError};
+use zerocopy::FromZeros;
+
+impl Filesystem {
+    /// Deletes the subvolume of a name, with everything in it, and returns its id. The deletion is
+    /// durable when this returns; its space is freed in the background, or by
+    /// [`Filesystem::clean_subvolumes`].
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] if the name is no
+    /// subvolume's; [`Error::NotEmpty`] if other subvolumes are inside it;
+    /// [`Error::NotPermitted`] if it is the default subvolume, or the directory is immutable or
+    /// append-only; [`Error::Busy`] if it is the root of this handle.
+    pub fn delete_subvolume(&self, dir: FileId, name: &[u8]) -> Result<u64> {
+        let write_state = self.may_begin()?;
+        check_name(name)?;
+        let excluded = write_state.snapshots.exclude_writes();
+        let deleted = self.delete_excluded(write_state, dir, name);
+        drop(excluded);
+        if deleted.is_ok() {
+            write_state.cleaner.request();
+        }
+        deleted
+    }
+
+    fn delete_excluded(&self, write_state: &WriteState, dir: FileId, name: &[u8]) -> Result<u64> {
+        let subvolume = self.writable_subvolume(write_state, dir)?;
+        let parent = self.entry_of(write_state, dir)?;
+        let id = self.entry(dir, name)?.0;
+        if !id.is_subvolume_root() || id == dir {
+            return Err(Error::InvalidArgument { what: "it is no subvolume" });
+        }
+        let id = TreeId(id.subvolume);
+        let root = self.deletable(id)?;
+        write_state.discard_subvolume(id.0);
+        let state = parent.lock();
+        let mut parent_inode = self.directory_to_change(&parent)?;
+        if parent_inode.flags.contains(InodeFlags::APPEND) {
+            return Err(Error::NotPermitted { what: "the directory is append-only" });
+        }
+        let link = names::parent_link(&self.forest().root_tree(), id)?;
+        let link = link.ok_or(Error::NotFound)?;
+        let has_uuids = self.forest().tree(TreeId::UUID)?.is_some();
+        let now = write_state.clock.now();
+        self.forest().commit_with(|at_commit| -> Result<()> {
+            let at = Ino(dir.ino);
+            let edit = at_commit.tree(subvolume.id)?;
+            let target = OldTarget::Unreferenced { index: link.index };
+            names::unlink(&edit, &OldName { dir: at, name, target })?;
+            let moment = Moment { generation: at_commit.generation(), now };
+            names::entry_removed(&mut parent_inode, name, moment);
+            names::put_inode(&edit, at, &parent_inode)?;
+            let roots = at_commit.tree(TreeId::ROOT)?;
+            names::remove_root_ref(&roots, SubvolumePair { child: id, parent: subvolume.id })?;
+            names::add_orphan(&roots, Ino(id.0))?;
+            if has_uuids {
+                remove_uuids(at_commit, id, &root)?;
+            }
+            at_commit.update_root(id, |raw| {
+                raw.refs.set(0);
+                raw.flags.set(raw.flags.get() | RootFlags::DEAD.0);
+                raw.drop_progress = RawKey::new_zeroed();
+                raw.drop_level = 0;
+            })?;
+            Ok(())
+        })?;
+        parent.set(parent_inode);
+        drop(state);
+        self.shared.roots.remove(id.0);
+        write_state.close_subvolume(id.0);
+        Ok(id.0)
+    }
+
+    /// Returns the root item of a subvolume that may be deleted.
+    fn deletable(&self, id: TreeId) -> Result<RootItem> {
+        let roots = self.forest().root_tree();
+        if names::default_subvolume(&roots)? == Some(id) {
+            return Err(Error::NotPermitted { what: "it is the default subvolume" });
+        }
+        if self.root() == FileId::root_of(id.0) {
+            return Err(Error::Busy);
+        }
+        match names::children(&roots, id, 1) {
+            Ok(children) if children.is_empty() => {}
+            Ok(_) | Err(names::NamesError::TooMany { .. }) => return Err(Error::NotEmpty),
+            Err(error) => return Err(error.into()),
+        }
+        let (_, root) =
+            self.forest().root_item(id)?.ok_or(Error::Tree(TreeError::NoTree { tree: id }))?;
+        Ok(root)
+    }
+}
+
+fn remove_uuids(at_commit: &AtCommit<'_>, id: TreeId, root: &RootItem) -> Result<()> {
+    let Some(history) = root.history() else { return Ok(()) };
+    let uuids = at_commit.tree(TreeId::UUID)?;
+    let known = [
+        (ItemType::UUID_SUBVOL, Uuid(history.uuid)),
+        (ItemType::UUID_RECEIVED_SUBVOL, Uuid(history.received_uuid)),
+    ];
+    for (item_type, uuid) in known.into_iter().filter(|(_, uuid)| !uuid.is_nil()) {
+        names::remove_subvolume_uuid(&uuids, (item_type, uuid), id)?;
+    }
+    Ok(())
+}

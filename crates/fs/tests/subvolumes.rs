@@ -1,0 +1,254 @@
+//! Subvolumes and snapshots that Butternut makes, on volumes in memory that are checked when they
+//! are closed.
+
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+
+mod volume;
+
+use butternut::{Error, FileId, Filesystem, MountOptions, Privileges, SnapshotAccess, TOP_LEVEL};
+use volume::{TestVolume, names, new};
+
+fn write(filesystem: &Filesystem, path: &str, bytes: &[u8]) {
+    let file = filesystem
+        .open_path(path.as_bytes())
+        .unwrap_or_else(|_| filesystem.create_path(path.as_bytes(), &new(0o644)).unwrap());
+    file.truncate(0).unwrap();
+    file.write_at(0, bytes).unwrap();
+}
+
+fn read(filesystem: &Filesystem, path: &str) -> Vec<u8> {
+    let file = filesystem.open_path(path.as_bytes()).unwrap();
+    let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
+    file.read_exact_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn an_empty_subvolume_is_there_after_a_crash() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let dir = filesystem.mkdir(root, b"dir", &new(0o755)).unwrap();
+    let id = filesystem.create_subvolume(dir, b"sub", &new(0o750)).unwrap();
+    assert_eq!(id, 256);
+    assert!(matches!(filesystem.create_subvolume(dir, b"sub", &new(0o755)), Err(Error::Exists)));
+    let crashed = volume.copy();
+    crashed.check();
+    let again = Filesystem::open_devices(crashed.devices(), &MountOptions::default()).unwrap();
+    let info = again.subvolume(id).unwrap();
+    assert_eq!((info.path.as_deref(), info.parent), (Some(&b"dir/sub"[..]), Some(TOP_LEVEL)));
+    write(&filesystem, "dir/sub/file", b"contents");
+    let stat = filesystem.stat(FileId::root_of(id)).unwrap();
+    assert_eq!((stat.mode & 0o7777, stat.uid, stat.gid), (0o750, 1000, 100));
+    let filesystem = volume.reopen(filesystem);
+    assert_eq!(read(&filesystem, "dir/sub/file"), b"contents");
+}
+
+#[test]
+fn a_snapshot_and_its_source_change_apart() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    for number in 0..500 {
+        write(&filesystem, &format!("small {number}"), format!("{number}").as_bytes());
+        write(&filesystem, &format!("large {number}"), &vec![number as u8; 20_000]);
+    }
+    let id = filesystem.snapshot(TOP_LEVEL, root, b"snap", SnapshotAccess::ReadWrite).unwrap();
+    let mut before: Vec<_> = names(&filesystem, FileId::root_of(id));
+    before.retain(|name| name != "snap");
+    assert_eq!(before.len(), 1000);
+    assert!(filesystem.resolve(b"snap/snap", butternut::Follow::Last).is_err(), "law 3");
+    for number in (0..500).step_by(3) {
+        write(&filesystem, &format!("small {number}"), b"changed in the source");
+        write(&filesystem, &format!("snap/large {number}"), b"changed in the snapshot");
+        filesystem.unlink(root, format!("large {number}").as_bytes()).unwrap();
+    }
+    filesystem.sync().unwrap();
+    volume.copy().check();
+    let second = filesystem.snapshot(id, root, b"second", SnapshotAccess::ReadOnly).unwrap();
+    assert!(filesystem.subvolume(second).unwrap().read_only);
+    write(&filesystem, "snap/large 0", b"changed again");
+    let filesystem = volume.reopen(filesystem);
+    assert_eq!(read(&filesystem, "small 3"), b"changed in the source");
+    assert_eq!(read(&filesystem, "snap/small 3"), b"3");
+    assert_eq!(read(&filesystem, "snap/large 4"), vec![4; 20_000]);
+    assert_eq!(read(&filesystem, "snap/large 3"), b"changed in the snapshot");
+    assert_eq!(read(&filesystem, "snap/large 0"), b"changed again");
+    assert_eq!(read(&filesystem, "second/large 0"), b"changed in the snapshot");
+    let info = filesystem.subvolume(second).unwrap();
+    assert_eq!(info.parent_uuid, filesystem.subvolume(id).unwrap().uuid);
+}
+
+#[test]
+fn a_snapshot_of_a_small_or_an_empty_tree() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let empty = filesystem.create_subvolume(root, b"empty", &new(0o755)).unwrap();
+    let inside = FileId::root_of(empty);
+    filesystem.snapshot(empty, inside, b"itself", SnapshotAccess::ReadWrite).unwrap();
+    write(&filesystem, "empty/one", &[1; 9000]);
+    filesystem.snapshot(empty, root, b"one", SnapshotAccess::ReadOnly).unwrap();
+    filesystem.snapshot(empty, inside, b"two", SnapshotAccess::ReadWrite).unwrap();
+    write(&filesystem, "empty/two/one", &[2; 9000]);
+    let filesystem = volume.reopen(filesystem);
+    assert_eq!(read(&filesystem, "one/one"), [1; 9000]);
+    assert_eq!(read(&filesystem, "empty/two/one"), [2; 9000]);
+    assert_eq!(names(&filesystem, inside), ["itself", "one", "two"]);
+    // The directory of a subvolume that the snapshot does not contain.
+    assert!(filesystem.resolve(b"one/itself", butternut::Follow::Last).unwrap().is_placeholder());
+}
+
+#[test]
+fn what_a_snapshot_shares_is_not_overwritten_in_place() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let file = filesystem.create_path(b"nocow", &new(0o644)).unwrap();
+    let id = filesystem.resolve(b"nocow", butternut::Follow::Last).unwrap();
+    let nocow = butternut::AttributeFlags::NOCOW;
+    filesystem.set_attribute_flags(id, nocow).unwrap();
+    let block = |value: u8| [value; 4096];
+    file.write_at(0, &[1; 16 << 12]).unwrap();
+    filesystem.sync().unwrap();
+    let write = |at: u64, value| file.write_direct(at << 12, &block(value), Privileges::Keep);
+    write(0, 2).unwrap();
+    filesystem.snapshot(TOP_LEVEL, root, b"snap", SnapshotAccess::ReadOnly).unwrap();
+    write(0, 3).unwrap();
+    write(1, 3).unwrap();
+    file.write_at(2 << 12, &block(3)).unwrap();
+    let filesystem = volume.reopen({
+        drop(file);
+        filesystem
+    });
+    let snap = read(&filesystem, "snap/nocow");
+    assert_eq!(snap[..4096], block(2));
+    assert_eq!(snap[4096..], [1; 15 << 12]);
+    assert_eq!(read(&filesystem, "nocow")[..3 << 12], [3; 3 << 12]);
+}
+
+/// Bytes in use by data and metadata.
+fn used(filesystem: &Filesystem) -> u64 {
+    filesystem.usage().unwrap().groups.iter().map(|group| group.used_bytes).sum()
+}
+
+fn fill(filesystem: &Filesystem, dir: &str, files: usize) {
+    for number in 0..files {
+        let bytes = vec![number as u8; if number % 5 == 0 { 30_000 } else { 300 }];
+        write(filesystem, &format!("{dir}/file {number}"), &bytes);
+    }
+}
+
+#[test]
+fn a_deleted_subvolume_gives_its_space_back() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let sub = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    filesystem.sync().unwrap();
+    let before = used(&filesystem);
+    fill(&filesystem, "sub", 700);
+    filesystem.sync().unwrap();
+    filesystem.snapshot(sub, root, b"snap", SnapshotAccess::ReadOnly).unwrap();
+    fill(&filesystem, "sub", 100);
+    assert!(matches!(filesystem.delete_subvolume(root, b"none"), Err(Error::NotFound)));
+    // What is dirty in memory goes, too.
+    assert_eq!(filesystem.delete_subvolume(root, b"sub").unwrap(), sub);
+    volume.copy().check();
+    assert!(filesystem.resolve(b"sub", butternut::Follow::Last).is_err());
+    assert_eq!(filesystem.clean_subvolumes().unwrap(), [0; 0]);
+    filesystem.sync().unwrap();
+    volume.copy().check();
+    assert_eq!(read(&filesystem, "snap/file 10"), vec![10; 30_000]);
+    filesystem.delete_subvolume(root, b"snap").unwrap();
+    filesystem.clean_subvolumes().unwrap();
+    filesystem.sync().unwrap();
+    assert!(used(&filesystem) <= before + (64 << 10), "{} of {before}", used(&filesystem));
+    let filesystem = volume.reopen(filesystem);
+    assert!(filesystem.subvolumes().unwrap().is_empty());
+}
+
+#[test]
+fn an_open_file_of_a_deleted_subvolume_is_read_until_it_is_closed() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let sub = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    fill(&filesystem, "sub", 50);
+    filesystem.sync().unwrap();
+    let open = filesystem.open_path(b"sub/file 5").unwrap();
+    filesystem.delete_subvolume(root, b"sub").unwrap();
+    assert_eq!(filesystem.clean_subvolumes().unwrap(), [sub]);
+    let mut bytes = vec![0; 30_000];
+    open.read_exact_at(0, &mut bytes).unwrap();
+    assert_eq!(bytes, vec![5; 30_000]);
+    assert!(open.write_at(0, b"late").is_err());
+    drop(open);
+    assert_eq!(filesystem.clean_subvolumes().unwrap(), [0; 0]);
+    volume.reopen(filesystem);
+}
+
+#[test]
+fn what_may_not_be_deleted_stays() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let outer = filesystem.create_subvolume(root, b"outer", &new(0o755)).unwrap();
+    let inner = FileId::root_of(outer);
+    filesystem.create_subvolume(inner, b"inner", &new(0o755)).unwrap();
+    assert!(matches!(filesystem.delete_subvolume(root, b"outer"), Err(Error::NotEmpty)));
+    filesystem.delete_subvolume(inner, b"inner").unwrap();
+    filesystem.set_default_subvolume(outer).unwrap();
+    assert_eq!(filesystem.default_subvolume().unwrap(), outer);
+    let refused = filesystem.delete_subvolume(root, b"outer");
+    assert!(matches!(refused, Err(Error::NotPermitted { .. })));
+    filesystem.set_default_subvolume(TOP_LEVEL).unwrap();
+    filesystem.mkdir(root, b"plain", &new(0o755)).unwrap();
+    assert!(filesystem.delete_subvolume(root, b"plain").is_err());
+    filesystem.set_subvolume_read_only(outer, true).unwrap();
+    let refused = filesystem.create_path(b"outer/file", &new(0o644));
+    assert!(matches!(refused, Err(Error::ReadOnly { .. })));
+    filesystem.set_subvolume_read_only(outer, false).unwrap();
+    filesystem.create_path(b"outer/file", &new(0o644)).unwrap();
+    volume.reopen(filesystem);
+}
+
+#[test]
+fn threads_change_a_source_and_its_snapshots_at_the_same_time() {
+    for round in 0..8 {
+        let volume = TestVolume::new();
+        let filesystem = volume.open();
+        let root = filesystem.root();
+        filesystem.create_subvolume(root, b"s0", &new(0o755)).unwrap();
+        let sub = filesystem.resolve(b"s0", butternut::Follow::Last).unwrap().subvolume;
+        fill(&filesystem, "s0", 400);
+        for number in 1..4 {
+            let name = format!("s{number}");
+            let access = SnapshotAccess::ReadWrite;
+            filesystem.snapshot(sub, root, name.as_bytes(), access).unwrap();
+        }
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                let filesystem = filesystem.clone();
+                scope.spawn(move || {
+                    for file in (0..400).step_by(7 + round) {
+                        write(&filesystem, &format!("s{number}/file {file}"), &[9; 5000]);
+                        if file % 3 == number {
+                            let dir = format!("s{number}");
+                            let dir = filesystem.resolve(dir.as_bytes(), butternut::Follow::Last);
+                            let name = format!("file {file}");
+                            filesystem.unlink(dir.unwrap(), name.as_bytes()).unwrap();
+                        }
+                    }
+                });
+            }
+            let filesystem = filesystem.clone();
+            scope.spawn(move || {
+                filesystem.snapshot(sub, root, b"late", SnapshotAccess::ReadOnly).unwrap();
+                filesystem.delete_subvolume(root, b"late").unwrap();
+                filesystem.clean_subvolumes().unwrap();
+            });
+        });
+        volume.reopen(filesystem);
+    }
+}

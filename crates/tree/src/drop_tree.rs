@@ -1,0 +1,286 @@
+//! The deletion of a tree that nothing names any more: in parts, each in a handle of its own, so that
+//! it runs beside other changes and goes on after a crash where it stopped.
+//!
+//! ```text
+//! block of the tree      with its parent's reference                then
+//! referred to once       read, its children handled first           freed
+//! several, owned         its subtree gets full back references      one reference less
+//! several, otherwise     -                                          one reference less
+//! ```
+//!
+//! Laws:
+//!
+//! 1. The root item names the progress (`drop_progress`, `drop_level`), as the kernel does: at that
+//!    level, everything before that key is gone. All blocks on the path to it have one reference.
+//! 2. Children of a block that other trees share, and that this tree owns, refer to it by tree.
+//!    Before the tree goes, such references become those by parent block, from the leaves upward:
+//!    a block with full back references has no descendant left that needs them.
+//! 3. What a step reads, it reads before it changes a reference: a step that fails has changed
+//!    nothing, and the steps before it are kept.
+//! 4. A deleted tree is not edited, and its blocks are in the last commit.
+//!
+//! Left to others: when it is allowed (`fs`), and the items that name the tree.
+
+use crate::Block;
+use crate::cow::fetch_missing;
+use crate::error::TreeError;
+use crate::references::children::{ChildRef, change_child_refs, children};
+use crate::references::{Content, Ref, Referrer, corrupt};
+use crate::search::{child, covering_slot, no_child};
+use crate::transaction::Handle;
+use crate::transaction::running::{BlockRefs, Running};
+use butternut_format::key::{Key, RawKey};
+use butternut_format::node::Expected;
+use butternut_format::refused::Refused;
+use butternut_format::units::{Generation, TreeId};
+use std::sync::Arc;
+
+/// Whether anything of a deleted tree is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dropped {
+    Part,
+    /// All blocks are freed. The items that name the tree are left to the caller, and
+    /// [`Handle::forget_tree`].
+    Whole,
+}
+
+/// A node on the path to the progress, and the next of its children.
+struct Step {
+    block: Arc<Block>,
+    slot: usize,
+    /// Who refers to the children.
+    referrer: Referrer,
+    /// The reference of the parent to this block.
+    by: Ref,
+}
+
+/// One part of a deletion.
+struct Deletion<'a> {
+    running: &'a Running,
+    tree: TreeId,
+    /// Blocks that are not newer belong to the source of this snapshot.
+    created: Generation,
+    path: Vec<Step>,
+    /// Blocks that may still be handled in this part.
+    left: usize,
+}
+
+impl Handle {
+    /// Deletes up to about `blocks` blocks of a tree (law 4).
+    ///
+    /// # Errors
+    /// A block cannot be read, or contradicts its references.
+    pub fn drop_tree(&self, id: TreeId, blocks: usize) -> Result<Dropped, TreeError> {
+        let running = self.running();
+        let tree = running.tree(id)?.ok_or(TreeError::NoTree { tree: id })?;
+        let (root, record) = {
+            let state = tree.state();
+            (state.root, state.record.clone())
+        };
+        let record = record.ok_or(TreeError::NoTree { tree: id })?;
+        let created = Generation(record.key.offset);
+        let mut deletion = Deletion { running, tree: id, created, path: Vec::new(), left: blocks };
+        let progress = Key::from(&record.raw.drop_progress);
+        deletion.resume(&root, progress, record.raw.drop_level)?;
+        self.mark_changed();
+        let result = deletion.run(&root);
+        if deletion.path.is_empty() && result.is_ok() {
+            return Ok(Dropped::Whole);
+        }
+        let (key, level) = deletion.progress();
+        let mut state = tree.state_mut();
+        if let Some(record) = &mut state.record {
+            record.raw.drop_progress = RawKey::from(key);
+            record.raw.drop_level = level;
+        }
+        state.is_root_item_stale = true;
+        drop(state);
+        result.map(|()| Dropped::Part)
+    }
+}
+
+impl Handle {
+    /// Forgets a tree whose blocks are freed and whose root item this handle has removed.
+    pub fn forget_tree(&self, id: TreeId) {
+        self.running().forget_tree(id);
+    }
+}
+
+impl Deletion<'_> {
+    fn read(&self, expected: &Expected) -> Result<Arc<Block>, TreeError> {
+        self.running.blocks().read(expected)
+    }
+
+    /// Returns the references and flags of a block of the tree.
+    fn refs(&self, of: &Expected) -> Result<BlockRefs, TreeError> {
+        let mut fetched = Vec::new();
+        loop {
+            match self.running.block_refs(&fetched, of.logical, of.level) {
+                Ok(found) if found.refs == 0 => {
+                    let refused = Refused::new("refs", 0, "at least 1 for a block in use");
+                    return Err(corrupt(of.logical, refused));
+                }
+                Ok(found) => return Ok(found),
+                Err(stop) => fetch_missing(self.running.blocks(), &mut fetched, stop)?,
+            }
+        }
+    }
+
+    /// Returns who refers to the children of a block.
+    fn referrer(&self, of: &Expected, found: &BlockRefs) -> Referrer {
+        let is_full_backref = found.is_full_backref();
+        if is_full_backref { Referrer::Block(of.logical) } else { Referrer::Tree(self.tree) }
+    }
+
+    /// Descends to the progress that the root item names (law 1).
+    fn resume(&mut self, root: &Expected, progress: Key, level: u8) -> Result<(), TreeError> {
+        let mut next = *root;
+        let mut by = Ref::Tree(self.tree);
+        while next.level > 0 {
+            let found = self.refs(&next)?;
+            if found.refs != 1 {
+                let refused = Refused::new("refs", found.refs, "1 on the way to drop_progress");
+                return Err(corrupt(next.logical, refused));
+            }
+            let block = self.read(&next)?;
+            let referrer = self.referrer(&next, &found);
+            let is_started = progress != Key::MIN;
+            let is_end = !is_started || next.level <= level;
+            let slot = match (is_started, is_end) {
+                (false, _) => 0,
+                (true, true) => block.find(&progress).unwrap_or_else(|slot| slot),
+                (true, false) => covering_slot(&block, &progress).unwrap_or(0),
+            };
+            let below = child(&block, slot, self.tree, next.end_key);
+            self.path.push(Step { block: Arc::clone(&block), slot, referrer, by });
+            if is_end {
+                return Ok(());
+            }
+            (next, by) = (below.ok_or_else(|| no_child(&block, slot))?, referrer.to_block());
+        }
+        Ok(())
+    }
+
+    /// Returns the key and the level of the next child.
+    fn progress(&self) -> (Key, u8) {
+        let step = self
+            .path
+            .iter()
+            .rev()
+            .find_map(|step| step.block.key(step.slot).map(|key| (key, step.block.level())));
+        step.unwrap_or((Key::MIN, 0))
+    }
+
+    /// Deletes blocks until the part is done, or the whole tree.
+    fn run(&mut self, root: &Expected) -> Result<(), TreeError> {
+        if root.level == 0 {
+            let found = self.refs(root)?;
+            let dropped = self.drop_leaf(root, &found, Ref::Tree(self.tree))?;
+            let want = "references of this tree alone";
+            let refused = || Refused::new("root", "references that change", want);
+            return dropped.ok_or_else(|| corrupt(root.logical, refused()));
+        }
+        while self.left > 0 {
+            let Some(step) = self.path.last() else { return Ok(()) };
+            let Some(next) = child(&step.block, step.slot, self.tree, None) else {
+                // All its children are gone.
+                if let Some(done) = self.path.pop() {
+                    self.running.drop_block(&done.block, done.by);
+                }
+                if let Some(parent) = self.path.last_mut() {
+                    parent.slot = parent.slot.saturating_add(1);
+                }
+                self.left = self.left.saturating_sub(1);
+                continue;
+            };
+            let by = step.referrer.to_block();
+            self.drop_child(&next, by)?;
+        }
+        Ok(())
+    }
+
+    /// Drops a child of the last node on the path, or descends into it.
+    fn drop_child(&mut self, next: &Expected, by: Ref) -> Result<(), TreeError> {
+        self.left = self.left.saturating_sub(1);
+        let mut found = self.refs(next)?;
+        if found.refs > 1 {
+            if !self.convert(next, &found)? {
+                return Ok(());
+            }
+            found = self.refs(next)?;
+        }
+        let is_dropped = if found.refs > 1 {
+            let (bytes, content) = (self.node_bytes(), Content::block(next.level, next.first_key));
+            self.running.change_found_refs(next.logical, &found, |references| {
+                references.change(next.logical, bytes.into(), content, by, -1);
+            })
+        } else if next.level > 0 {
+            let block = self.read(next)?;
+            let referrer = self.referrer(next, &found);
+            self.path.push(Step { block, slot: 0, referrer, by });
+            return Ok(());
+        } else {
+            self.drop_leaf(next, &found, by)?
+        };
+        // If another tree has copied it meanwhile, it is looked at again.
+        if let Some(step) = self.path.last_mut().filter(|_| is_dropped.is_some()) {
+            step.slot = step.slot.saturating_add(1);
+        }
+        Ok(())
+    }
+
+    fn node_bytes(&self) -> u32 {
+        self.running.params.node_bytes
+    }
+
+    /// Frees a leaf that only this tree refers to. Returns `None` if its references have changed.
+    fn drop_leaf(
+        &self,
+        leaf: &Expected,
+        found: &BlockRefs,
+        by: Ref,
+    ) -> Result<Option<()>, TreeError> {
+        let block = self.read(leaf)?;
+        let children = children(self.tree, &block)?;
+        let (bytes, referrer) = (self.node_bytes(), self.referrer(leaf, found));
+        let content = Content::block(leaf.level, block.key(0));
+        Ok(self.running.change_found_refs(leaf.logical, found, |references| {
+            change_child_refs(references, bytes, &children, referrer, -1);
+            references.change(leaf.logical, bytes.into(), content, by, -1);
+        }))
+    }
+
+    /// Gives the subtree of a shared block full back references, if this tree owns it (law 2).
+    /// Returns `false` if blocks are left for the next part.
+    fn convert(&mut self, shared: &Expected, found: &BlockRefs) -> Result<bool, TreeError> {
+        if found.is_full_backref() || shared.generation <= self.created {
+            return Ok(true);
+        }
+        let block = self.read(shared)?;
+        if block.owner() != self.tree {
+            return Ok(true);
+        }
+        let children = children(self.tree, &block)?;
+        for child in &children {
+            if let ChildRef::Block(child) = child {
+                let found = self.refs(child)?;
+                if !self.convert(child, &found)? {
+                    return Ok(false);
+                }
+            }
+        }
+        if self.left == 0 {
+            return Ok(false);
+        }
+        self.left = self.left.saturating_sub(1);
+        let (at, bytes) = (block.logical(), self.node_bytes());
+        let content = Content::block(block.level(), block.key(0));
+        let converted = self.running.change_found_refs(at, found, |references| {
+            change_child_refs(references, bytes, &children, Referrer::Block(at), 1);
+            change_child_refs(references, bytes, &children, Referrer::Tree(self.tree), -1);
+            references.set_full_backref(at, bytes.into(), content);
+        });
+        // Otherwise it is looked at again.
+        Ok(converted.is_some())
+    }
+}
