@@ -279,6 +279,7 @@ impl Volume {
             failed.map_or(Ok(()), |(_, error)| Err(write_failed(error)))?;
             return self.flush().map_err(flush_failed);
         };
+        self.check_may_write().map_err(|refused| write_failed(refused.into()))?;
         let written = batch.run_durably();
         member.is_unflushed.store(written.is_err(), Ordering::Relaxed);
         if written.is_err() {
@@ -333,6 +334,11 @@ impl Volume {
         }
         self.record_failed_mirrors(None, &failures);
         others.retain(|(slot, ..)| !lost.contains(slot));
+        if others.is_empty() {
+            return Ok(());
+        }
+        // The writes of the first copies took a while.
+        self.check_may_write()?;
         let failures = self.write_copies(&others, is_durable);
         self.record_failed_mirrors(None, &failures);
         Ok(())
