@@ -81,6 +81,24 @@ fn writing_ends_also_where_something_cannot_be_written() {
     volume.check();
 }
 
+#[test]
+fn only_a_sync_that_reports_errors_takes_the_error_of_the_end_of_writes() {
+    let volume = TestVolume::new();
+    let (device, fs) = volume.open_faulty(&MountOptions::default().commit_seconds(0));
+    fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    let failing = device.add(Rule::everywhere(Fault::FlushError));
+    fs.end_writes();
+    device.remove(failing);
+    // The committer calls this, too.
+    fs.sync_best_effort();
+    for _ in 0..2 {
+        assert!(fs.sync_and_keep_errors().is_err());
+        assert!(fs.syncfs().is_err());
+    }
+    assert!(fs.close().is_err(), "the error is reported");
+    volume.check();
+}
+
 /// The write comes when the data has been written back and the commit has begun.
 #[test]
 fn a_write_beside_the_end_of_writes_is_written_or_its_sync_fails() {
