@@ -66,7 +66,7 @@ pub trait FilesystemExt {
 
     /// Writes everything back, commits, and ends writing: when this returns, nothing writes to the
     /// devices, and nothing will, so another program may use them. That holds also where something
-    /// could not be written: the next [`Filesystem::sync`],
+    /// could not be written, file data too: the next [`Filesystem::sync`],
     /// [`sync_names`](Self::sync_names) or [`sync_unreported`](Self::sync_unreported), and so the
     /// close of the volume, returns the error. Later changes and syncs of files fail. The caller
     /// has no other calls in flight that write.

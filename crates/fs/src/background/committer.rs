@@ -132,13 +132,15 @@ impl Filesystem {
             let synced = self.sync_names();
             // From here on changes and syncs are refused. What changed meanwhile is written, too.
             write_state.abandon();
-            let written = match self.write_back_all(write_state) {
-                Err(Error::File(_)) => Ok(()),
-                done => done,
-            };
-            if let Err(error) = written.and(self.commit()) {
+            let written = self.write_back_all(write_state);
+            let failed = match self.commit() {
+                // What stayed dirty in memory is lost now, and no file has recorded that.
+                Ok(()) => written.err(),
                 // The first error has the cause, if there are two.
-                write_state.set_end_error(synced.err().unwrap_or(error));
+                Err(error) => Some(synced.err().unwrap_or(error)),
+            };
+            if let Some(error) = failed {
+                write_state.set_end_error(error);
             }
         }
         // After the last writes, also where some have failed.
