@@ -37,7 +37,7 @@ pub trait FilesystemExt {
     /// of file data, which is left for a sync of the file and for the next [`Filesystem::sync`].
     ///
     /// # Errors
-    /// A commit that failed.
+    /// A commit or an end of writing that failed.
     fn sync_names(&self) -> Result<()>;
 
     /// As [`Filesystem::sync`], for a caller that is about to close the volume: of data that was
@@ -48,7 +48,8 @@ pub trait FilesystemExt {
     fn sync_unreported(&self) -> Result<()>;
 
     /// As [`sync_unreported`](Self::sync_unreported), for a caller that must not take errors from
-    /// others: a loss of file data that it returns is left for them.
+    /// others: a loss of file data that it returns is left for them. Where writing has ended with
+    /// an error, it fails, and the cause is left for them.
     ///
     /// # Errors
     /// As [`sync_unreported`](Self::sync_unreported).
@@ -56,16 +57,19 @@ pub trait FilesystemExt {
 
     /// As [`Filesystem::sync`], for syncfs(2), and for sync(2), which drops the result. All callers
     /// together get each loss of file data once, whether or not a sync of its file has returned it,
-    /// and it is left for the sync of its file and for the close of the volume.
+    /// and it is left for the sync of its file and for the close of the volume. Where writing has
+    /// ended with an error, it fails, and the cause is left for the close.
     ///
     /// # Errors
     /// As [`Filesystem::sync`].
     fn syncfs(&self) -> Result<()>;
 
-    /// As [`sync_names`](Self::sync_names), and ends writing: when this returns, nothing writes to
-    /// the devices, and nothing will, so another program may use them. That holds also where
-    /// something could not be written: the next sync of all files returns the error. Later changes
-    /// and syncs of files fail. The caller has no other calls in flight that write.
+    /// Writes everything back, commits, and ends writing: when this returns, nothing writes to the
+    /// devices, and nothing will, so another program may use them. That holds also where something
+    /// could not be written, file data too: the next [`Filesystem::sync`],
+    /// [`sync_names`](Self::sync_names) or [`sync_unreported`](Self::sync_unreported), and so the
+    /// close of the volume, returns the error. Later changes and syncs of files fail. The caller
+    /// has no other calls in flight that write.
     fn end_writes(&self);
 
     /// Sets what tells whether the kernel's mount of a device of the volume still exists, for a
@@ -77,7 +81,7 @@ pub trait FilesystemExt {
     fn set_mount_watch(&self, is_mounted: Box<dyn Fn() -> bool + Send + Sync>);
 
     /// As [`Filesystem::sync`], for a caller that does not depend on its success: errors are kept
-    /// for the next sync.
+    /// for the next sync. Does nothing once writing has ended.
     fn sync_best_effort(&self);
 
     /// Makes the volume read-only because a thread panicked in a call, which may have left half a

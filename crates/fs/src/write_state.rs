@@ -53,7 +53,7 @@ pub(crate) struct WriteState {
     opening: Mutex<(), rank::SubvolumeOpening>,
     /// Orphans that were not deleted, not reported yet: at most one record for each subvolume.
     left_orphans: Mutex<Vec<LeftOrphans>, rank::LeftOrphans>,
-    /// Why the end of writing failed, until a sync has returned it.
+    /// Why the end of writing failed, until a sync that takes it has returned it.
     end_error: Mutex<Option<Error>, rank::EndError>,
 }
 
@@ -108,9 +108,24 @@ impl WriteState {
         }
     }
 
-    /// Returns why the end of writing failed, until a sync has returned it.
-    pub(crate) fn end_error(&self) -> MutexGuard<'_, Option<Error>> {
-        self.end_error.lock()
+    /// Keeps why the end of writing failed. The first error has the cause, if there are two.
+    pub(crate) fn set_end_error(&self, error: Error) {
+        // One that is not kept is dropped without the lock.
+        let mut error = Some(error);
+        let mut kept = self.end_error.lock();
+        if kept.is_none() {
+            *kept = error.take();
+        }
+        drop(kept);
+    }
+
+    /// Returns why the end of writing failed, once.
+    pub(crate) fn take_end_error(&self) -> Option<Error> {
+        self.end_error.lock().take()
+    }
+
+    pub(crate) fn has_end_error(&self) -> bool {
+        self.end_error.lock().is_some()
     }
 
     /// Recovers from poisoning: the list is consistent after a panic, and is only reported.

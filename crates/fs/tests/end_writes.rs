@@ -81,6 +81,49 @@ fn writing_ends_also_where_something_cannot_be_written() {
     volume.check();
 }
 
+/// The data is on the device, and the extent item that shows it is not. The file records only what
+/// its writes lose.
+#[test]
+fn the_close_fails_if_the_end_of_writes_leaves_file_data_that_no_tree_has() {
+    let volume = TestVolume::new();
+    let injector = EnospcInjector::default();
+    let options = MountOptions::default()
+        .read_only(false)
+        .commit_seconds(0)
+        .enospc_injector(Some(injector.clone()));
+    let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+    let file = fs.open_file(fs.create(fs.root(), b"file", &new(0o644)).unwrap()).unwrap();
+    fs.sync().unwrap();
+    file.write_direct(0, &vec![7; 1 << 16], Privileges::Keep).unwrap();
+    injector.fail_every(1);
+    fs.end_writes();
+    injector.fail_none();
+    let copy = volume.copy().open();
+    let id = copy.lookup(copy.root(), b"file").unwrap();
+    assert_eq!(copy.open_file(id).unwrap().len(), 0, "the merge has failed");
+    drop(file);
+    assert!(fs.close().is_err(), "the loss is reported");
+    volume.check();
+}
+
+#[test]
+fn only_a_sync_that_reports_errors_takes_the_error_of_the_end_of_writes() {
+    let volume = TestVolume::new();
+    let (device, fs) = volume.open_faulty(&MountOptions::default().commit_seconds(0));
+    fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    let failing = device.add(Rule::everywhere(Fault::FlushError));
+    fs.end_writes();
+    device.remove(failing);
+    // The committer calls this, too.
+    fs.sync_best_effort();
+    for _ in 0..2 {
+        assert!(fs.sync_and_keep_errors().is_err());
+        assert!(fs.syncfs().is_err());
+    }
+    assert!(fs.close().is_err(), "the error is reported");
+    volume.check();
+}
+
 /// The write comes when the data has been written back and the commit has begun.
 #[test]
 fn a_write_beside_the_end_of_writes_is_written_or_its_sync_fails() {

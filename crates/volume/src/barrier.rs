@@ -40,20 +40,15 @@
 
 use crate::device_events::DeviceEventKind;
 use crate::error::{VolumeError, chain};
-use crate::members::{LastSuper, Member};
+use crate::members::Member;
 use crate::stripe::Layout;
-use crate::super_blocks;
 use crate::volume::Volume;
-use crate::write_guard::ForeignSuper;
 use butternut_device::{WriteCache, WriteFrom};
-use butternut_format::checksum::ChecksumKind;
-use butternut_format::super_block::{
-    COPY_OFFSETS, MAGIC, RawSuperBlock, SUPER_BLOCK_BYTES, SuperBlock,
-};
+use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock, SUPER_BLOCK_BYTES, SuperBlock};
 use butternut_format::units::{Logical, length};
 use butternut_sys::buffer::Buffer;
 use std::sync::atomic::Ordering;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// Why blocks are not durable.
 #[derive(Debug)]
@@ -65,7 +60,7 @@ pub enum NotDurable {
 }
 
 /// Copies of superblocks, each with its slot and offset.
-type Copies = Vec<(usize, u64, Buffer)>;
+pub(crate) type Copies = Vec<(usize, u64, Buffer)>;
 
 /// What a superblock is written for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -116,35 +111,6 @@ impl Volume {
     pub fn can_write(&self, chunk: &Layout) -> bool {
         let own = |slot: usize| self.members.get(slot).is_some_and(|member| !member.is_seed);
         chunk.is_writable() && chunk.stripes().iter().all(|stripe| stripe.slot.is_some_and(own))
-    }
-
-    /// Checks that no other writer has changed the first superblock of a device since this process
-    /// wrote it or opened the volume. Also finds devices that have become shorter (laws 7 and 8).
-    /// The caller prevents this process from writing superblocks meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// [`VolumeError::ForeignSuper`], which no profile tolerates.
-    pub fn check_own_supers(&self) -> Result<(), VolumeError> {
-        for member in self.members.iter().filter(|member| !member.is_seed) {
-            if self.record_length(member) {
-                check_own_super(member).map_err(|found| self.write_guard.record(found))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that the first superblock of each device is the one that this process wrote last, or
-    /// that it opened. One that cannot be read proves nothing, so it fails, too.
-    ///
-    /// # Errors
-    ///
-    /// [`VolumeError::ForeignSuper`].
-    pub(crate) fn check_unchanged_supers(&self) -> Result<(), VolumeError> {
-        for member in self.members.iter().filter(|member| !member.is_seed) {
-            check_unchanged_super(member).map_err(|found| self.write_guard.record(found))?;
-        }
-        Ok(())
     }
 
     /// Makes every write that has completed durable, on every device that the volume needs.
@@ -279,6 +245,7 @@ impl Volume {
             failed.map_or(Ok(()), |(_, error)| Err(write_failed(error)))?;
             return self.flush().map_err(flush_failed);
         };
+        self.check_may_write().map_err(|refused| write_failed(refused.into()))?;
         let written = batch.run_durably();
         member.is_unflushed.store(written.is_err(), Ordering::Relaxed);
         if written.is_err() {
@@ -321,9 +288,9 @@ impl Volume {
         self.check_none_lost()?;
         let SuperCopies { primaries, mut others, mut lost } =
             self.super_copies(raw, copies_max, purpose)?;
-        self.forget_supers(&primaries);
+        let in_flight = self.begin_supers(&primaries);
         let failures = self.write_copies(&primaries, is_durable);
-        self.remember_supers(&primaries, &failures);
+        in_flight.end(&failures);
         lost.extend(failures.iter().map(|(slot, _)| *slot));
         if !lost.is_empty() && !self.tolerates(&lost) {
             return Err(failures.into_iter().next().map_or_else(
@@ -333,6 +300,11 @@ impl Volume {
         }
         self.record_failed_mirrors(None, &failures);
         others.retain(|(slot, ..)| !lost.contains(slot));
+        if others.is_empty() {
+            return Ok(());
+        }
+        // The writes of the first copies took a while.
+        self.check_may_write()?;
         let failures = self.write_copies(&others, is_durable);
         self.record_failed_mirrors(None, &failures);
         Ok(())
@@ -428,29 +400,6 @@ impl Volume {
         members.map(|member| member.item().devid).collect()
     }
 
-    /// Until a superblock is written, a thread that reads it may find the old or the new one.
-    fn forget_supers(&self, copies: &Copies) {
-        for member in copies.iter().filter_map(|(slot, ..)| self.members.get(*slot)) {
-            *member.last_super.lock() = LastSuper::Unknown;
-        }
-    }
-
-    /// Remembers the superblock that this process wrote last on each device. A write that failed
-    /// may have left anything.
-    fn remember_supers(&self, written: &Copies, failures: &[(usize, VolumeError)]) {
-        for (slot, _, bytes) in written {
-            let Some(member) = self.members.get(*slot) else { continue };
-            let is_known = failures.iter().all(|(failed, _)| failed != slot);
-            let raw = RawSuperBlock::read_from_bytes(bytes).ok().filter(|_| is_known);
-            if let Some(raw) = &raw {
-                // A log writes the same item again.
-                *member.committed_item.lock() = raw.dev_item;
-            }
-            let mut last = member.last_super.lock();
-            *last = raw.map_or(LastSuper::Unknown, |raw| LastSuper::Written(raw.csum));
-        }
-    }
-
     /// Checks that a device is as long as its item says (law 7).
     pub(crate) fn check_length(&self, member: &Member) -> Result<(), VolumeError> {
         self.record_length(member);
@@ -464,7 +413,7 @@ impl Volume {
     }
 
     /// Records a device that is too short. Returns whether the device never was.
-    fn record_length(&self, member: &Member) -> bool {
+    pub(crate) fn record_length(&self, member: &Member) -> bool {
         let bytes = member.device.bytes_now();
         if bytes < self.total_bytes(member) {
             member.set_shrunk_to(bytes);
@@ -500,65 +449,4 @@ impl Volume {
         copy.csum = checksum;
         Buffer::copy_of(copy.as_bytes())
     }
-}
-
-/// Returns whether a superblock is as its writer wrote it.
-fn is_intact(raw: &RawSuperBlock) -> bool {
-    let csum = ChecksumKind::check(raw.csum_type.get());
-    let bytes = raw.as_bytes().get(raw.csum.len()..).unwrap_or_default();
-    raw.magic.get() == MAGIC && csum.is_ok_and(|csum| csum.matches(bytes, &raw.csum))
-}
-
-/// Returns the first superblock of a device if it is damaged, of another volume, or newer or older
-/// than the one of this process.
-fn check_unchanged_super(member: &Member) -> Result<(), ForeignSuper> {
-    let opened = member.super_block.raw();
-    let at = COPY_OFFSETS.first().copied().unwrap_or_default();
-    let read = super_blocks::read_bytes(member.device.as_ref(), at).ok();
-    let found = read.and_then(|bytes| RawSuperBlock::read_from_bytes(&bytes).ok());
-    let foreign = |have: String| {
-        let (device, want) = (member.device.name().to_owned(), "that of this process".to_owned());
-        Err(ForeignSuper { device, have, want })
-    };
-    let Some(found) = found.filter(|found| is_intact(found) && found.fsid == opened.fsid) else {
-        return foreign("none of this volume".to_owned());
-    };
-    let is_own = match *member.last_super.lock() {
-        LastSuper::Written(csum) => found.csum == csum,
-        LastSuper::Opened => found.generation == opened.generation,
-        LastSuper::Unknown => found.generation.get() >= opened.generation.get(),
-    };
-    if is_own { Ok(()) } else { foreign(format!("generation {}", found.generation)) }
-}
-
-/// Law 8. A superblock that cannot be read or is damaged proves nothing.
-fn check_own_super(member: &Member) -> Result<(), ForeignSuper> {
-    let Some(&offset) = COPY_OFFSETS.first() else { return Ok(()) };
-    let Ok(bytes) = super_blocks::read_bytes(member.device.as_ref(), offset) else {
-        member.errors.count_read();
-        return Ok(());
-    };
-    let Ok(found) = RawSuperBlock::read_from_bytes(&bytes) else { return Ok(()) };
-    let last = *member.last_super.lock();
-    let opened = member.super_block.raw();
-    let (is_own, want) = match last {
-        LastSuper::Unknown => return Ok(()),
-        LastSuper::Written(csum) => (found.csum == csum, "the one written last".to_owned()),
-        // The volume may have been opened by another copy than the first; then only a newer first
-        // copy is foreign. The kernel syncs a log tree with a superblock of the same generation.
-        LastSuper::Opened => {
-            // One with a feature that is not supported has a writer too.
-            let is_valid = is_intact(&found);
-            let is_newer = found.generation.get() > opened.generation.get();
-            let is_other = found.fsid != opened.fsid;
-            let is_changed = opened.bytenr.get() == offset && found.csum != opened.csum;
-            let want = format!("the one of generation {} that was opened", opened.generation);
-            (!is_valid || !(is_newer || is_other || is_changed), want)
-        }
-    };
-    if is_own {
-        return Ok(());
-    }
-    let have = format!("generation {}", found.generation);
-    Err(ForeignSuper { device: member.device.name().to_owned(), have, want })
 }

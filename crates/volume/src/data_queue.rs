@@ -293,7 +293,9 @@ impl DataQueue {
         else {
             return Err((buffers, SubmitError::Split));
         };
-        if let Err(error) = volume.check_mirrors(layout, &segment) {
+        let may_write = volume.check_may_write().map_err(VolumeError::from);
+        let checked = may_write.and_then(|()| volume.check_mirrors(layout, &segment));
+        if let Err(error) = checked {
             return Err((buffers, refused(error)));
         }
         let copies = layout.mirrors(&segment);

@@ -5,6 +5,7 @@ use butternut_device::DeviceError;
 use butternut_format::refused::Refused;
 use butternut_format::units::{DevId, Generation, Logical};
 use std::fmt;
+use std::sync::Arc;
 
 /// Returns an error with its causes, on one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
@@ -72,7 +73,7 @@ pub enum VolumeError {
     /// The kernel's mount that held a device has ended, and the device is no longer this process'
     /// to write.
     #[error("the mount has ended without a last commit, and what it had not written is lost")]
-    MountEnded(#[source] Box<VolumeError>),
+    MountEnded(#[source] Arc<VolumeError>),
     /// [`Volume::end_writes`](crate::Volume::end_writes) was called.
     #[error("writing to the devices has ended")]
     WritesEnded,

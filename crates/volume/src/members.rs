@@ -18,6 +18,7 @@
 
 use crate::device_events::DeviceEvents;
 use crate::error::VolumeError;
+use crate::last_super::LastSuper;
 use crate::stale_ranges::StaleRanges;
 use butternut_device::Device;
 use butternut_format::device_item::{DeviceItem, RawDeviceItem};
@@ -40,24 +41,12 @@ pub(crate) struct Member {
     pub(crate) stale_ranges: StaleRanges,
     /// The last flush of the device failed.
     pub(crate) is_unflushed: AtomicBool,
-    pub(crate) last_super: Mutex<LastSuper, rank::LastSuper>,
+    pub(crate) last_super: LastSuper,
     /// The device item in the superblock of the last commit (law 2 of [`crate::barrier`]).
     pub(crate) committed_item: Mutex<RawDeviceItem, rank::LastSuper>,
     /// The length of the device when it was found to be shorter than its item.
     shrunk_to: Mutex<Option<u64>, rank::ShrunkTo>,
     pub(crate) events: DeviceEvents,
-}
-
-/// What this process knows about the first superblock on a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum LastSuper {
-    /// It has written none yet.
-    #[default]
-    Opened,
-    /// It has written the one with this checksum.
-    Written([u8; 32]),
-    /// A write of it failed and may have left anything.
-    Unknown,
 }
 
 impl Member {
@@ -76,7 +65,7 @@ impl Member {
             errors: ErrorCounters::default(),
             stale_ranges: StaleRanges::default(),
             is_unflushed: AtomicBool::new(false),
-            last_super: Mutex::default(),
+            last_super: LastSuper::default(),
             committed_item,
             shrunk_to: Mutex::default(),
             events: DeviceEvents::default(),

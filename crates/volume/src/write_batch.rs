@@ -20,6 +20,9 @@
 //!    flush, and nothing is written again.
 //! 6. Of parts that overlap on a device, the first is written and the others fail: which of them
 //!    the device keeps would be undefined. They come from volumes whose extents overlap.
+//! 7. A batch is submitted in slices of about [`SLICE_BYTES`], and the write guard is checked
+//!    before each of them ([`crate::write_guard`]): so at most one slice is written after the
+//!    device has been lost. The runs of a slice that is refused fail, on all of their mirrors.
 
 use crate::chunk_map::Chunks;
 use crate::device_events::DeviceEventKind;
@@ -27,12 +30,17 @@ use crate::error::{VolumeError, chain};
 use crate::stripe::{IoStripe, Layout, Segment};
 use crate::tolerance::{Content, failures_allowed};
 use crate::volume::Volume;
+use crate::write_guard::WriteRefused;
 use butternut_device::{DeviceError, WriteFrom};
 use butternut_format::units::{Logical, length};
 use std::ops::Range;
 
 /// Maximum length of a device write, in bytes.
 const RUN_BYTES_MAX: usize = 1 << 20;
+
+/// The bytes after which a slice ends (law 7). The largest batch of file data is one slice: a slice
+/// is complete before the next one is submitted.
+const SLICE_BYTES: usize = 16 << 20;
 
 /// A part of a write that is contiguous on each of its stripes.
 #[derive(Debug)]
@@ -144,7 +152,7 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
             |part: usize| parts.get(part).map_or(0, |part| failures_allowed(part.layout, content));
         let mut failures = Vec::new();
         let mut singly = Vec::new();
-        for (run, failed) in volume.write_runs(parts, coalesced(parts), false, meanwhile) {
+        for (run, failed) in volume.write_runs(parts, &coalesced(parts), meanwhile) {
             let is_tolerated = failed.len() <= allowed(run.start);
             match failed.into_iter().next() {
                 Some((_, error)) if run.len() == 1 && !is_tolerated => {
@@ -153,7 +161,7 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
                 _ => singly.extend(run.map(|part| part..part.saturating_add(1))),
             }
         }
-        for (run, failed) in volume.write_runs(parts, singly, false, None) {
+        for (run, failed) in volume.write_runs(parts, &singly, None) {
             if failed.len() <= allowed(run.start) {
                 let at = parts.get(run.start).map(|part| part.segment.logical);
                 volume.record_failed_mirrors(at, &failed);
@@ -168,10 +176,12 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
         failures.chain(self.overlapping).collect()
     }
 
-    /// Writes a batch that can flush, and flushes (law 5).
+    /// Writes a batch that can flush, and flushes (law 5). The caller has checked the write guard:
+    /// a write that is refused has lost nothing.
     pub(crate) fn run_durably(self) -> Result<(), VolumeError> {
         let (volume, parts) = (self.volume, &self.parts);
-        let failed = volume.write_runs(parts, coalesced(parts), true, None);
+        let buffers: Vec<&[u8]> = parts.iter().map(|part| part.buf).collect();
+        let failed = volume.submit_runs(parts, &buffers, &coalesced(parts), true, None);
         let first = failed.into_iter().flat_map(|(_, mirrors)| mirrors).next();
         first.map_or(Ok(()), |(_, error)| Err(error))
     }
@@ -220,14 +230,12 @@ fn continues(before: &Part<'_, '_>, part: &Part<'_, '_>, run_bytes: usize) -> bo
 type FailedRun = (Range<usize>, Vec<(usize, VolumeError)>);
 
 impl Volume {
-    /// Checks that every mirror of a segment can be written (law 1 of [`crate::write_data`], law 8
-    /// of [`crate::barrier`]).
+    /// Checks that every mirror of a segment can be written (law 1 of [`crate::write_data`]).
     pub(crate) fn check_mirrors(
         &self,
         layout: &Layout,
         segment: &Segment,
     ) -> Result<(), VolumeError> {
-        self.check_may_write()?;
         let attributes = layout.attributes();
         if attributes.parities > 0 {
             return Err(VolumeError::ParityWrite {
@@ -253,21 +261,47 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes runs. Returns those with failed mirrors.
+    /// Writes runs in slices (law 7), and calls `meanwhile` once, if possible while the first slice
+    /// is in flight. Returns the runs with failed mirrors.
     fn write_runs(
         &self,
         parts: &[Part<'_, '_>],
-        runs: Vec<Range<usize>>,
+        runs: &[Range<usize>],
+        mut meanwhile: Option<&mut dyn FnMut()>,
+    ) -> Vec<FailedRun> {
+        let buffers: Vec<&[u8]> = parts.iter().map(|part| part.buf).collect();
+        let mut failed = Vec::new();
+        let mut rest = runs;
+        while let Some((slice, later)) = rest.split_at_checked(slice_runs(parts, rest)) {
+            if slice.is_empty() {
+                break;
+            }
+            rest = later;
+            match self.check_may_write() {
+                Ok(()) => {
+                    let work = meanwhile.take();
+                    failed.extend(self.submit_runs(parts, &buffers, slice, false, work));
+                }
+                Err(refused) => {
+                    failed.extend(slice.iter().map(|run| fail_run(parts, run, &refused)));
+                }
+            }
+        }
+        if let Some(work) = meanwhile {
+            work();
+        }
+        failed
+    }
+
+    /// Submits runs. Returns those with failed mirrors.
+    fn submit_runs(
+        &self,
+        parts: &[Part<'_, '_>],
+        buffers: &[&[u8]],
+        runs: &[Range<usize>],
         is_durable: bool,
         meanwhile: Option<&mut dyn FnMut()>,
     ) -> Vec<FailedRun> {
-        if runs.is_empty() {
-            if let Some(work) = meanwhile {
-                work();
-            }
-            return Vec::new();
-        }
-        let buffers: Vec<&[u8]> = parts.iter().map(|part| part.buf).collect();
         let mut batch = Vec::with_capacity(runs.len().saturating_mul(2));
         let mut owners = Vec::with_capacity(batch.capacity());
         for (index, run) in runs.iter().enumerate() {
@@ -294,7 +328,7 @@ impl Volume {
                 failures.push((write.device, failure));
             }
         }
-        let written = runs.into_iter().zip(failures);
+        let written = runs.iter().cloned().zip(failures);
         written.filter(|(_, failures)| !failures.is_empty()).collect()
     }
 
@@ -329,9 +363,33 @@ impl Volume {
     }
 }
 
+/// Returns a run that the write guard has refused: it fails on each of its mirrors (law 7).
+fn fail_run(parts: &[Part<'_, '_>], run: &Range<usize>, refused: &WriteRefused) -> FailedRun {
+    let first = parts.get(run.start);
+    let mirrors = first.map_or(&[][..], |first| first.layout.mirrors(&first.segment));
+    let slots = mirrors.iter().map(slot_of);
+    let failures = slots.map(|slot| (slot, refused.clone().into())).collect();
+    (run.clone(), failures)
+}
+
+/// Returns how many of the first runs are one slice (law 7).
+fn slice_runs(parts: &[Part<'_, '_>], runs: &[Range<usize>]) -> usize {
+    let mut bytes: usize = 0;
+    let fits = |run: &&Range<usize>| {
+        let is_in_slice = bytes < SLICE_BYTES;
+        let parts = parts.get((*run).clone()).unwrap_or_default();
+        bytes = parts.iter().fold(bytes, |sum, part| sum.saturating_add(part.buf.len()));
+        is_in_slice
+    };
+    runs.iter().take_while(fits).count()
+}
+
 fn write_of<'a>(first: &Part<'_, '_>, stripe: &IoStripe, buffers: &'a [&'a [u8]]) -> WriteFrom<'a> {
-    // The mirrors were checked when the part was added. `usize::MAX` is no device, so a request to
-    // it fails.
-    let slot = stripe.slot.unwrap_or(usize::MAX);
-    WriteFrom::vectored(slot, first.segment.physical(stripe).0, buffers)
+    WriteFrom::vectored(slot_of(stripe), first.segment.physical(stripe).0, buffers)
+}
+
+/// Returns the slot of a mirror. The mirrors were checked when the part was added. `usize::MAX` is
+/// no device, so a request to it fails.
+fn slot_of(stripe: &IoStripe) -> usize {
+    stripe.slot.unwrap_or(usize::MAX)
 }

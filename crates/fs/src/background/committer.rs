@@ -19,6 +19,7 @@ use crate::subvolume::barrier::Writing;
 use crate::write_state::WriteState;
 use crate::{Error, Filesystem, Result};
 use butternut_sys::wait::Wait;
+use butternut_tree::TreeError;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -82,38 +83,40 @@ impl Filesystem {
     /// # Errors
     /// Data that could not be written, now or since the last sync of all files, whether or not a
     /// sync of its file has returned that error already; or a commit that failed. On a filesystem
-    /// that is open for reading only, or was abandoned, this does nothing.
+    /// that is open for reading only, or was abandoned, this writes nothing. Where writing has
+    /// ended with an error, the first call returns it.
     pub fn sync(&self) -> Result<()> {
-        let done = self.write_back_and_commit();
+        let done = self.write_back_and_commit().and_then(|()| self.take_end_error());
         let lost = self.shared.source.check_errors(&self.shared.errors);
         done.and(lost.map_or(Ok(()), |error| Err(error.into())))
     }
 
     /// As [`FilesystemExt::sync_names`](crate::server::FilesystemExt::sync_names).
     pub(crate) fn sync_names(&self) -> Result<()> {
-        match self.write_back_and_commit() {
+        let done = match self.write_back_and_commit() {
             Err(Error::File(_)) => self.commit(),
             done => done,
-        }
+        };
+        done.and_then(|()| self.take_end_error())
     }
 
     /// As [`FilesystemExt::sync_unreported`](crate::server::FilesystemExt::sync_unreported).
     pub(crate) fn sync_unreported(&self) -> Result<()> {
-        let done = self.write_back_and_commit();
+        let done = self.write_back_and_commit().and_then(|()| self.take_end_error());
         let lost = self.shared.source.take_unreported_error();
         done.and(lost.map_or(Ok(()), |error| Err(error.into())))
     }
 
     /// As `sync_and_keep_errors` of [`FilesystemExt`](crate::server::FilesystemExt).
     pub(crate) fn sync_and_keep_errors(&self) -> Result<()> {
-        let done = self.write_back_and_commit();
+        let done = self.write_back_and_commit().and_then(|()| self.check_end_error());
         let lost = self.shared.source.peek_unreported_error();
         done.and(lost.map_or(Ok(()), |error| Err(error.into())))
     }
 
     /// As [`FilesystemExt::syncfs`](crate::server::FilesystemExt::syncfs).
     pub(crate) fn syncfs(&self) -> Result<()> {
-        let done = self.write_back_and_commit();
+        let done = self.write_back_and_commit().and_then(|()| self.check_end_error());
         let lost = self.shared.source.check_errors_and_keep(&self.shared.syncfs_errors);
         done.and(lost.map_or(Ok(()), |error| Err(error.into())))
     }
@@ -130,28 +133,46 @@ impl Filesystem {
             let synced = self.sync_names();
             // From here on changes and syncs are refused. What changed meanwhile is written, too.
             write_state.abandon();
-            let written = match self.write_back_all(write_state) {
-                Err(Error::File(_)) => Ok(()),
-                done => done,
-            };
-            if let Err(error) = written.and(self.commit()) {
+            let written = self.write_back_all(write_state);
+            let failed = match self.commit() {
+                // What stayed dirty in memory is lost now, and no file has recorded that.
+                Ok(()) => written.err(),
                 // The first error has the cause, if there are two.
-                *write_state.end_error() = Some(synced.err().unwrap_or(error));
+                Err(error) => Some(synced.err().unwrap_or(error)),
+            };
+            if let Some(error) = failed {
+                write_state.set_end_error(error);
             }
         }
         // After the last writes, also where some have failed.
         if let Err(error) = self.forest().end_writes() {
-            write_state.end_error().get_or_insert(error.into());
+            write_state.set_end_error(error.into());
         }
     }
 
-    /// Writes all files back and commits. A loss of file data is kept for the next sync.
+    /// Returns once why the end of writing failed, if it did.
+    fn take_end_error(&self) -> Result<()> {
+        let write_state = self.shared.write_state.as_deref();
+        write_state.and_then(WriteState::take_end_error).map_or(Ok(()), Err)
+    }
+
+    /// Fails if the end of writing failed, and leaves the cause to the next sync that takes it.
+    fn check_end_error(&self) -> Result<()> {
+        let write_state = self.shared.write_state.as_deref();
+        if write_state.is_some_and(WriteState::has_end_error) {
+            return Err(Error::Tree(TreeError::Ended));
+        }
+        Ok(())
+    }
+
+    /// Writes all files back and commits. A loss of file data is kept for the next sync. Does
+    /// nothing on a filesystem that was abandoned, or whose writing has ended.
     fn write_back_and_commit(&self) -> Result<()> {
         let Some(write_state) = &self.shared.write_state else { return Ok(()) };
         // Also when nothing is committed: the committer has more work until its signal is cleared.
         write_state.signal.begin();
         if write_state.is_abandoned() {
-            return write_state.end_error().take().map_or(Ok(()), Err);
+            return Ok(());
         }
         let written = self.write_back_all(write_state);
         let committed = self.commit();

@@ -29,7 +29,8 @@
 //! 5. One commit runs at a time. A caller that requests a commit while its transaction is being
 //!    committed waits for that commit.
 //! 6. A commit without changes still flushes, if data was overwritten in place since the last
-//!    flush: no transaction covers that data. A flush that fails makes the volume read-only.
+//!    flush: no transaction covers that data. A flush that fails makes the volume read-only. Once
+//!    writing has ended ([`Forest::end_writes`]), such a commit does not flush.
 //! 7. A commit that tolerated the first failure of a device is followed by one more commit, which
 //!    records the failure (law 2 of [`crate::device_stats`]). Later failures wait for the next
 //!    commit. Failed reads cause no commit: where a tree cannot be read, a commit without changes
@@ -93,16 +94,19 @@ impl Forest {
         is_failed.then(|| self.commit_once(None)).transpose()
     }
 
-    /// Ends commits and the log: when this returns, neither is being written, and nothing is
-    /// written to the devices any more. Later commits succeed if there are no changes to commit.
+    /// Ends commits, the log, and all other writes of the volume: when this returns, no commit and
+    /// no log is being written, and the volume refuses every write that begins later. Writes of
+    /// data that are in flight are left to the caller. Later commits succeed if there are no
+    /// changes to commit, and write nothing.
     ///
     /// # Errors
     /// The volume was opened for reading.
     pub fn end_writes(&self) -> Result<(), TreeError> {
         let (running, log) = (self.running()?, self.log()?);
-        // Waits for a commit and for a batch of the log that other threads have begun.
+        // Waits for a commit and for a batch of the log that other threads have begun. A batch that
+        // waits for the lock of the log finds that writing has ended.
         *running.committing.lock() = true;
-        drop(log.io.lock());
+        let _no_batch = log.io.lock();
         self.volume().end_writes();
         Ok(())
     }
