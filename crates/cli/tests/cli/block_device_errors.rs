@@ -148,6 +148,19 @@ fn further_mounts_work_when_the_path_of_the_first_one_has_changed() {
     assert_eq!(output, format!("butternut: n/other: {why}\n"));
 }
 
+#[test]
+fn the_holder_of_a_device_is_found_by_any_path() {
+    if !kernel_tests_enabled("the_holder_of_a_device_is_found_by_any_path") {
+        return;
+    }
+    let script = "mkdir n; mount -t tmpfs n n; cp -a $L n/dev; $B mount n/dev m1; D=$(daemon)
+         refused $B mkdir $L /other; $B umount m1";
+    let why = "is busy: process N (butternut) has it open (unmount it, or wait until it is free)";
+    let expected = format!("butternut: L: {why}\n");
+    // Other programs may have the device open for a moment.
+    check_output(|| run_on_loop(script), |output| output == expected, "another path");
+}
+
 /// After the failed commit, a second one only finds that the volume is read-only.
 #[test]
 fn commands_report_the_first_error_of_a_failed_commit() {
