@@ -56,6 +56,8 @@ fn a_command_after_umount_8_waits_for_the_process_of_the_mount() {
         (plain, "umount -i m1", "$B mkdir $L /dir"),
         (plain, "umount -i m1", "$B mount -o blkdev $L m2"),
         ("mounted", "umount -i -f m1", "$B cat $L /new"),
+        // Its claim for the last commit and the new mount need the same device.
+        ("mounted", "umount -i -f m1", "$B mount -o blkdev $L m2"),
     ] {
         let output = run_on_loop(&format!(
             "{mount}; echo text >m1/new; kill -STOP $D; {umount}
