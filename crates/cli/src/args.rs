@@ -182,6 +182,8 @@ stderr where the volume is still mounted, and exits with 0. The key `released` i
 --json output tells which.
 
 If changes could not be committed, the mount is unmounted all the same, and the exit status is 1.
+After `umount -f` or an abort, the process of the mount commits by itself: the command waits for its
+end, and an error is only in syslog.
 Root has no access to a mount of another user without allow_other, and lets its process commit over
 the control socket. Without that socket, nothing is committed before the unmount, and the exit
 status is 1.";

@@ -81,6 +81,37 @@ fn a_command_after_umount_8_waits_for_the_process_of_the_mount() {
     assert_eq!(output, "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n");
 }
 
+/// The process of such a mount commits by itself, and ends.
+#[test]
+fn commands_wait_for_the_process_of_an_aborted_mount() {
+    if !kernel_tests_enabled("commands_wait_for_the_process_of_an_aborted_mount") {
+        return;
+    }
+    for command in ["umount m1", "umount --lazy m1"] {
+        let output = run_on_loop(&format!(
+            "mkdir connections; mount -t fusectl none connections
+             mounted; echo text >m1/new; N=$(mountpoint -d m1); kill -STOP $D
+             echo 1 >connections/$((${{N%:*}} << 20 | ${{N#*:}}))/abort
+             $B {command} 2>&1 & P=$!
+             while findmnt m1 >out; do sleep .05; done
+             kill -CONT $D; wait $P; echo saved: $(saved /new)
+             findmnt m1 || echo unmounted"
+        ));
+        assert_eq!(output, "saved: text\nunmounted\n", "{command}");
+    }
+    // A further mount point of a dead mount would be dead, too. The process cannot detach it.
+    let output = run_on_loop(
+        "mkdir connections; mount -t fusectl none connections
+         mounted; mkdir m1/t; mount -t tmpfs t m1/t; exec 7>m1/open; N=$(mountpoint -d m1)
+         kill -STOP $D
+         echo 1 >connections/$((${N%:*} << 20 | ${N#*:}))/abort
+         $B mount $L m2 2>errors & P=$!
+         sleep .5; kill -CONT $D; wait $P || echo refused
+         findmnt m2 || echo not mounted; umount -l m1; exec 7>&-",
+    );
+    assert_eq!(output, "refused\nnot mounted\n");
+}
+
 /// The help names these cases.
 #[test]
 fn umount_8_returns_before_the_commit_while_the_volume_is_in_use() {
