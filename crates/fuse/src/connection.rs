@@ -54,8 +54,9 @@ pub(crate) fn is_connected(result: rustix::io::Result<usize>) -> io::Result<bool
     }
 }
 
-/// Returns whether the kernel still uses the connection. It ends the connection with the superblock,
-/// or before that for a forced unmount or an abort, which leave mounts and open files behind.
+/// Returns whether the kernel still uses the connection. It ends the connection with the
+/// superblock, or before that for a forced unmount or an abort, which leave mounts and open files
+/// behind.
 pub(crate) fn is_alive(device: impl AsFd) -> bool {
     let mut polled = [PollFd::new(&device, PollFlags::empty())];
     let answered = retry_on_intr(|| poll(&mut polled, Some(&Timespec::default())));

@@ -2,8 +2,8 @@
 //!
 //! 1. Mounts are found in the mount table by the superblock's device number, so bind mounts and
 //!    moved mounts are found too. The kernel reuses the number only after the end of the
-//!    superblock, so the superblock is checked after the mount table was read. An aborted connection
-//!    has ended, and its mounts are still there.
+//!    superblock, so the superblock is checked after the mount table was read. An aborted
+//!    connection has ended, and its mounts are still there.
 //! 2. A mount on which another filesystem is mounted is not detached: the other mount would be
 //!    detached with it.
 //! 3. Mounts in other mount namespaces are not changed.

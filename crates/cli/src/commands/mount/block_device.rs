@@ -6,8 +6,9 @@
 //!
 //! The mount is made, and the device with it claimed, before the volume is opened. Each error until
 //! the mount is attached drops it, and the device is free again. So does the process of an earlier
-//! mount that was unmounted by force: it must claim the device for its last commit, so the new mount
-//! is made when that process has ended. While the new mount exists, no such process can appear.
+//! mount that was unmounted by force: it must claim the device for its last commit, so the new
+//! mount is made when that process has ended. While the new mount exists, no such process can
+//! appear.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
