@@ -124,15 +124,20 @@ not call the helper and returns earlier.
 
 With -o blkdev, sync(2) and syncfs(2) commit all changes (Linux 6.18), and umount(8) returns when
 all changes are committed, also if it does not call its helper. The process of the mount ends
-shortly afterwards; commands of butternut wait for that. In these cases umount(8) returns before the
-commit:
-  umount -f     if the helper is not called. The process commits afterwards only if no other program
-                has claimed or changed the device by then; otherwise the changes are lost
+shortly afterwards. Commands of butternut wait for that, for at most 10 seconds; before Linux 6.16
+they refuse the volume as busy instead. In these cases umount(8) returns before the commit:
+  umount -f     if the helper is not called. If the mount is busy, or the connection is aborted in
+                /sys/fs/fuse/connections, the process detaches the mount and commits, and the kernel
+                holds the device until the last open file is closed. Otherwise the kernel releases
+                the device at once, and the process commits only if no other program has claimed or
+                changed the device by then; if one has, the changes are lost
   umount -l     while files are open, until the last one is closed
   any form      while the volume has another mount point, here or in another mount namespace
 umount(8) does not know whether the commit succeeds: if the last commit fails, or the process of the
 mount is killed, its exit status is 0 all the same, and an error is only in syslog.
-`butternut umount` reports errors, and so does `sync -f MOUNTPOINT` before umount(8).
+`butternut umount` reports errors. So does `sync -f MOUNTPOINT` before umount(8), but not reliably:
+lost data is reported once, and a sync(2) of another program, which any user can call, may take that
+report.
 
 With -o blkdev, the kernel holds the device exclusively, as for its own filesystems. A volume that
 is mounted read-only can be mounted again without blkdev only. The first device of the volume must
@@ -186,6 +191,8 @@ stderr where the volume is still mounted, and exits with 0. The key `released` i
 --json output tells which.
 
 If changes could not be committed, the mount is unmounted all the same, and the exit status is 1.
+After `umount -f` or an abort, the process of the mount commits by itself: the command waits for its
+end, and an error is only in syslog.
 Root has no access to a mount of another user without allow_other, and lets its process commit over
 the control socket. Without that socket, nothing is committed before the unmount, and the exit
 status is 1.";

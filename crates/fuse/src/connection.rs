@@ -31,6 +31,7 @@ use crate::connection::protocol::{
 };
 use crate::connection::reply::Reply;
 use crate::errno::ErrnoResult;
+use crate::nodes::ROOT as ROOT_NODE;
 
 const DEVICE: &str = "/dev/fuse";
 
@@ -53,12 +54,26 @@ pub(crate) fn is_connected(result: rustix::io::Result<usize>) -> io::Result<bool
     }
 }
 
-/// Returns whether the mount still exists: the kernel ends the connection with it, and before a
-/// block device is released.
+/// Returns whether the kernel still uses the connection. It ends the connection with the
+/// superblock, or before that for a forced unmount or an abort, which leave mounts and open files
+/// behind.
 pub(crate) fn is_alive(device: impl AsFd) -> bool {
     let mut polled = [PollFd::new(&device, PollFlags::empty())];
     let answered = retry_on_intr(|| poll(&mut polled, Some(&Timespec::default())));
     answered.is_ok() && !polled[0].revents().contains(PollFlags::ERR)
+}
+
+/// Returns whether the superblock of the connection still exists, and so holds its block device.
+/// After the end of the connection, the superblock lives on until its last mount is gone and the
+/// last open file is closed. The kernel also accepts a notification then, and finds the root inode
+/// that it names exactly until it begins to release the superblock.
+pub(crate) fn has_superblock(device: impl AsFd) -> bool {
+    is_alive(&device) || {
+        let root = InvalidInodeOut { ino: ROOT_NODE, off: -1, len: 0 };
+        let message = notification(NOTIFY_INVAL_INODE, size_of::<InvalidInodeOut>());
+        let parts = [IoSlice::new(message.as_bytes()), IoSlice::new(root.as_bytes())];
+        retry_on_intr(|| writev(&device, &parts)).is_ok()
+    }
 }
 
 /// Sends a reply from another thread than the one that read the request (law 1).
@@ -115,10 +130,15 @@ fn notify_inode(device: &OwnedFd, what: &InvalidInodeOut) {
 
 /// Sends a notification. The error of a node or name that the kernel does not cache is ignored.
 fn notify(device: &OwnedFd, code: i32, parts: &[&[u8]]) {
-    let bytes = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
-    let Ok(len) = u32::try_from(bytes) else { return };
-    let header = OutHeader { len, error: code, unique: 0 };
+    let header = notification(code, parts.iter().map(|part| part.len()).sum());
     let mut message = vec![IoSlice::new(header.as_bytes())];
     message.extend(parts.iter().map(|part| IoSlice::new(part)));
     is_connected(writev(device, &message)).map(drop).unwrap_or_default();
+}
+
+/// Returns the header of a notification with `bytes` bytes after it. The kernel refuses a header
+/// with another length than that of the message.
+fn notification(code: i32, bytes: usize) -> OutHeader {
+    let bytes = size_of::<OutHeader>().saturating_add(bytes);
+    OutHeader { len: u32::try_from(bytes).unwrap_or(0), error: code, unique: 0 }
 }

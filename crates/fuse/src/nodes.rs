@@ -27,7 +27,7 @@ use butternut::server::Pin;
 use butternut::{FileId, FileKind, Filesystem, Stat};
 
 /// The node id of the root in the FUSE protocol.
-const ROOT: u64 = 1;
+pub(crate) const ROOT: u64 = 1;
 
 /// Set in every assigned node id, and in no folded one.
 const ASSIGNED_BIT: u64 = 1 << 63;

@@ -6,8 +6,9 @@
 //!                                                  \-> aborted: the process must end
 //! ```
 //!
-//! 1. No error leaves a dead mount behind. A mount that is no longer served is detached from every
-//!    mount point of this mount namespace on which no other filesystem is mounted.
+//! 1. Neither an error nor an abort of the connection leaves a dead mount behind. A mount that is
+//!    no longer served is detached from every mount point of this mount namespace on which no other
+//!    filesystem is mounted.
 //! 2. The thread that calls `wait` serves no requests, so `wait` can return while a worker is
 //!    blocked in a request.
 //! 3. [`Unmounter::commit`] loses nothing that was written before it: the kernel writes back the
@@ -150,6 +151,7 @@ struct MountGuard {
 impl MountGuard {
     fn of(connection: OwnedFd, detached: DetachedMount) -> Self {
         let (connection, device) = (Arc::new(connection), Some(detached.device()));
+        let detached = detached.of_connection(&connection);
         Self { superblock: Superblock { connection, device }, detached: Some(Arc::new(detached)) }
     }
 }
@@ -158,6 +160,9 @@ impl Drop for MountGuard {
     fn drop(&mut self) {
         if let Some(detached) = &self.detached {
             detached.release();
+        }
+        if self.superblock.ends_within(Duration::ZERO) {
+            self.superblock.wait_for_forced_unmount();
         }
         // The error that led here is reported; one of the detaching is not.
         self.superblock.detach();
@@ -216,7 +221,7 @@ pub fn mount_attempt(
     if is_of_block_device {
         // A strong reference would keep the connection from ending.
         let connection = Arc::downgrade(&device);
-        let is_mounted = move || connection.upgrade().is_some_and(connection::is_alive);
+        let is_mounted = move || connection.upgrade().is_some_and(connection::has_superblock);
         filesystem.set_mount_watch(Box::new(is_mounted));
     }
     let root = filesystem.root();
@@ -372,6 +377,7 @@ impl Serving {
     /// without a commit.
     pub fn wait(self) -> Result<(), FuseError> {
         let Self { door, guard, threads, events: (sender, events) } = self;
+        let mut guard = Some(guard);
         let mut served = Ok(());
         let mut serving = threads.len();
         while serving > 0 {
@@ -379,6 +385,9 @@ impl Serving {
                 Ok(Event::WorkerExited(exit)) => {
                     served = served.and(exit);
                     serving -= 1;
+                    // An abort leaves the mounts. They are detached while other workers may still
+                    // be blocked in a request.
+                    drop(guard.take_if(|guard| guard.superblock.ends_within(Duration::ZERO)));
                 }
                 Ok(Event::Closed(_)) => {}
                 Ok(Event::CommittedAndAborted(committed)) => return committed,

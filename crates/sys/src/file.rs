@@ -47,9 +47,6 @@ const DIRECT_ALIGN_DEFAULT: u32 = 512;
 /// The largest plausible alignment in bytes; larger values from the kernel are ignored.
 const DIRECT_ALIGN_MAX: u32 = 1 << 16;
 
-/// Time between two attempts to claim a device.
-const RELEASE_PAUSE: Duration = Duration::from_millis(10);
-
 /// An open block device or image file.
 pub struct DiskFile {
     fd: OwnedFd,
@@ -306,7 +303,7 @@ impl DiskFile {
                     return Ok(());
                 }
                 Err(rustix::io::Errno::BUSY) if start.elapsed() < wait => {
-                    std::thread::sleep(RELEASE_PAUSE);
+                    std::thread::sleep(holder::RELEASE_PAUSE);
                 }
                 Err(cause) => return Err(cause.into()),
             }

@@ -19,9 +19,12 @@
 //! 4. An unprivileged user can choose the source of a mount: with FUSE it is any string. So a mount
 //!    counts as a user of the device that its source names only if its filesystem type takes a
 //!    block device.
+//! 5. A search for the text of a message or for law 2 takes a limited time ([`Search::hint`]). A
+//!    search on which the open depends (law 1) is complete.
 
 use crate::file::DiskKind;
 use crate::mounts::{self, Mount, parse_numbers};
+use crate::process_search::{Descriptor, Process, Search, number_in};
 use crate::storage::{self, Layer, Numbers, Overlapping, Storage, Window};
 use crate::text::{self, escaped};
 use rustix::fs::{Mode, OFlags};
@@ -39,14 +42,13 @@ use std::time::{Duration, Instant};
 const RELEASE_WAIT: Duration = Duration::from_secs(2);
 /// How long an open waits for the process of an unmounted filesystem.
 const END_WAIT: Duration = Duration::from_secs(10);
-/// Time between two attempts to open a busy disk.
-const RELEASE_PAUSE: Duration = Duration::from_millis(10);
+/// Time between two attempts to open or claim a busy disk.
+pub(crate) const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Number of bits of the minor number in a device number of the kernel.
 const MINOR_BITS: u32 = 20;
 
-/// Maximum number of mounts, processes or descriptors that are examined. Beyond it the holder is
-/// unknown.
+/// Maximum number of filesystems, or of their devices, that are examined.
 const ENTRIES_MAX: usize = 100_000;
 
 /// What keeps a disk busy.
@@ -133,16 +135,15 @@ fn is_unmounted(process: u32, served: &[Numbers]) -> bool {
 /// Returns the device numbers of the FUSE mounts, also former ones, that a process serves. Returns
 /// `None` if it has no descriptors any more.
 fn fuse_mounts(process: u32) -> Option<Vec<Numbers>> {
-    let folder = format!("/proc/{process}/fdinfo");
-    let descriptors = fs::read_dir(&folder).ok()?.take(ENTRIES_MAX).flatten();
-    let numbers = descriptors.filter_map(|descriptor| {
-        let info = text::of_file(descriptor.path()).ok()?;
-        let number = info.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
-        kernel_numbers(number.trim().parse().ok()?)
-    });
+    let directory = PathBuf::from(format!("/proc/{process}"));
+    let descriptors = Search::hint().descriptors(&directory);
+    let numbers = descriptors
+        .filter(|descriptor| descriptor.path.ends_with("dev/fuse"))
+        .filter_map(|descriptor| number_in(&descriptor.info()?, "fuse_connection:"))
+        .filter_map(|number| kernel_numbers(number.try_into().ok()?));
     let numbers = numbers.collect();
     // Afterwards: the process may have ended meanwhile.
-    fs::read_dir(folder).ok()?.next().map(|_| numbers)
+    fs::read_dir(directory.join("fd")).ok()?.next().map(|_| numbers)
 }
 
 /// Splits a device number of the kernel.
@@ -194,15 +195,34 @@ pub(crate) fn of_block_device(kind: DiskKind) -> Holder {
 /// Returns a process that has a block device open: one that ends soon, since that one may have
 /// opened it exclusively, and others may have it open for a moment, as udev does.
 fn opener(numbers: Numbers) -> Option<Holder> {
-    let openers: Vec<Holder> = processes_with_device(numbers, |_| true).collect();
-    let ends = |opener: &&Holder| !opener.release_wait().is_zero();
-    openers.iter().find(ends).or(openers.first()).cloned()
+    let mut first = None;
+    let openers = processes_with(Storage::Device(numbers), Search::hint(), |_| true);
+    for opener in openers {
+        if !opener.release_wait().is_zero() {
+            return Some(opener);
+        }
+        first.get_or_insert(opener);
+    }
+    first
+}
+
+/// Returns another process that can write to a block device and ends soon: it has served FUSE
+/// mounts, all of which are gone (law 2). It may still have changes to write.
+pub fn ending_writer((major, minor): (u32, u32)) -> Option<Holder> {
+    let device = Storage::Device((major, minor));
+    let mut writers = processes_with(device, Search::hint(), is_open_for_writing);
+    writers.find(|writer| {
+        let Holder::Process { id, .. } = *writer else { return false };
+        let is_unmounted = || fuse_mounts(id).is_some_and(|served| is_unmounted(id, &served));
+        id != std::process::id() && is_unmounted()
+    })
 }
 
 /// Returns the process that holds an open-file-description lock on the file.
 pub(crate) fn of_lock(meta: &fs::Metadata) -> Holder {
     let is_locked = |info: &str| info.contains(OFD_LOCK);
-    process_with(storage::storage_of(meta), is_locked).unwrap_or(Holder::Unknown)
+    let mut processes = processes_with(storage::storage_of(meta), Search::hint(), is_locked);
+    processes.next().unwrap_or(Holder::Unknown)
 }
 
 /// Finds the holder of a lock that conflicts with an open of a disk but that the open itself cannot
@@ -214,12 +234,13 @@ pub(crate) fn hidden_lock(
     is_exclusive: bool,
 ) -> Option<Holder> {
     let beneath = unreachable.iter().find_map(|layer| {
-        process_with(layer.storage, |info| shows_lock(info, is_exclusive, layer.window))
+        let is_locked = |info: &str| shows_lock(info, is_exclusive, layer.window);
+        processes_with(layer.storage, Search::COMPLETE, is_locked).next()
     });
     beneath.or_else(|| {
         storage::loop_devices_over(disk).into_iter().find_map(|device| {
             let is_locked = |info: &str| shows_lock(info, is_exclusive, Window::ALL);
-            processes_with_device(device.numbers, is_locked).next()
+            processes_with(Storage::Device(device.numbers), Search::COMPLETE, is_locked).next()
         })
     })
 }
@@ -254,7 +275,8 @@ pub(crate) fn loop_device_user(disk: &[Layer]) -> Option<Holder> {
 
 /// Returns a process that has a loop device open for writing.
 fn loop_writer(device: &Overlapping) -> Option<Holder> {
-    let writer = processes_with_device(device.numbers, is_open_for_writing).next()?;
+    let storage = Storage::Device(device.numbers);
+    let writer = processes_with(storage, Search::COMPLETE, is_open_for_writing).next()?;
     let Holder::Process { id, name } = writer else { return Some(writer) };
     Some(Holder::LoopWriter { id, name, device: device.name.clone() })
 }
@@ -398,54 +420,47 @@ fn swap_on(numbers: Numbers) -> Option<Holder> {
     sources.any(|source| device_numbers(Path::new(source)) == Some(numbers)).then_some(Holder::Swap)
 }
 
-/// Finds the processes that have a block device open with a descriptor whose `fdinfo` satisfies
+/// Finds the processes that have the storage open with a descriptor whose `fdinfo` satisfies
 /// `matches`.
-fn processes_with_device(
-    numbers: Numbers,
+fn processes_with(
+    storage: Storage,
+    search: Search,
     matches: impl Fn(&str) -> bool,
 ) -> impl Iterator<Item = Holder> {
-    processes(matches, move |descriptor, _| {
-        let is_device = fs::read_link(descriptor).is_ok_and(|to| to.starts_with("/dev/"));
-        is_device && device_numbers(descriptor) == Some(numbers)
+    let mounts = mounts::read().unwrap_or_default();
+    search.processes().filter_map(move |Process { id, directory }| {
+        let mut infos = search
+            .descriptors(&directory)
+            .filter_map(|descriptor| info_of(&descriptor, storage, &mounts));
+        let is_user = infos.any(|info| matches(&info));
+        is_user.then(|| Holder::Process { id, name: process_name(&directory) })
     })
 }
 
-/// Finds a process that has the storage open with a descriptor whose `fdinfo` satisfies `matches`.
-fn process_with(storage: Storage, matches: impl Fn(&str) -> bool) -> Option<Holder> {
-    let inode = match storage {
-        Storage::Device(numbers) => return processes_with_device(numbers, matches).next(),
-        Storage::File { inode, .. } => inode,
+/// Returns the `fdinfo` of a descriptor if its file is the storage. The file is not accessed unless
+/// it can be (law 3): a device that is not in `/dev` is searched for on local filesystems of this
+/// mount namespace.
+fn info_of(descriptor: &Descriptor, storage: Storage, mounts: &[Mount]) -> Option<String> {
+    let is_it = || storage::storage_at(&descriptor.link) == Some(storage);
+    let is_device = matches!(storage, Storage::Device(_));
+    if is_device && descriptor.path.starts_with("/dev/") {
+        return if is_it() { descriptor.info() } else { None };
+    }
+    let info = descriptor.info()?;
+    let can_be = match storage {
+        Storage::File { inode, .. } => number_in(&info, "ino:") == Some(inode),
+        Storage::Device(_) => {
+            let id = number_in(&info, "mnt_id:");
+            mounts.iter().any(|mount| Some(mount.id) == id && !storage::is_served(mount))
+        }
     };
-    let is_it = |descriptor: &Path, info: &str| {
-        let ino = info.lines().find_map(|line| line.strip_prefix("ino:")?.trim().parse().ok());
-        // Law 3: the inode number in `fdinfo` is compared first, without calling the filesystem.
-        ino == Some(inode) && storage::storage_at(descriptor) == Some(storage)
-    };
-    processes(matches, is_it).next()
+    (can_be && is_it()).then_some(info)
 }
 
 /// Returns the name of a process. The process chooses it: any bytes but zeroes.
 pub(crate) fn process_name(process: &Path) -> String {
     let name = fs::read(process.join("comm")).unwrap_or_default();
     String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned()
-}
-
-/// Finds the processes with a descriptor whose `fdinfo` satisfies `matches` and for which `is_it`
-/// holds.
-fn processes(
-    matches: impl Fn(&str) -> bool,
-    is_it: impl Fn(&Path, &str) -> bool,
-) -> impl Iterator<Item = Holder> {
-    let all = fs::read_dir("/proc").into_iter().flatten().take(ENTRIES_MAX).flatten();
-    all.filter_map(move |process| {
-        let id = process.file_name().to_string_lossy().parse().ok()?;
-        let descriptors = fs::read_dir(process.path().join("fd")).ok()?;
-        let is_user = descriptors.take(ENTRIES_MAX).flatten().any(|descriptor| {
-            let info = process.path().join("fdinfo").join(descriptor.file_name());
-            text::of_file(info).is_ok_and(|info| matches(&info) && is_it(&descriptor.path(), &info))
-        });
-        is_user.then(|| Holder::Process { id, name: process_name(&process.path()) })
-    })
 }
 
 #[cfg(test)]

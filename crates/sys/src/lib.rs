@@ -25,6 +25,7 @@ pub mod mounts;
 pub mod parity;
 pub mod peer;
 pub mod private_fd_table;
+mod process_search;
 pub mod random;
 pub mod ring;
 pub mod scribble;

@@ -6,9 +6,11 @@
 //! 2. No function here waits for the mounted filesystem, which may not respond. Descriptors are
 //!    compared by the mount id that `/proc` shows, directories by a `statx` that does not call the
 //!    filesystem.
+//! 3. The search for processes takes a limited time ([`Search::hint`]).
 
 use crate::holder::process_name;
 use crate::mounts::{self, Mount};
+use crate::process_search::{Process, Search, number_in};
 use crate::text::{self, escaped};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::ffi::OsStr;
@@ -17,7 +19,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Maximum number of processes, or of descriptors of one process, that are examined.
+/// Maximum number of block devices that are examined.
 const ENTRIES_MAX: usize = 100_000;
 
 /// One user of a mount.
@@ -70,34 +72,28 @@ pub fn of(mount: &Mount, limit: usize) -> Vec<MountUser> {
     let on_it = table.iter().filter(|other| other.is_on(mount));
     let mut users: Vec<_> =
         on_it.map(|other| MountUser::Mount(other.mountpoint.clone())).take(limit).collect();
-    let processes = fs::read_dir("/proc").into_iter().flatten().take(ENTRIES_MAX).flatten();
-    for process in processes {
+    let search = Search::hint();
+    for Process { id, directory } in search.processes() {
         if users.len() >= limit {
             return users;
         }
-        let Ok(id) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
-        let Some(how) = use_by(&process.path(), mount) else { continue };
-        users.push(MountUser::Process { id, name: process_name(&process.path()), how });
+        let Some(how) = use_by(&directory, mount, search) else { continue };
+        users.push(MountUser::Process { id, name: process_name(&directory), how });
     }
     users.extend(loop_devices(mount).map(MountUser::LoopDevice));
     users.truncate(limit);
     users
 }
 
-fn use_by(process: &Path, mount: &Mount) -> Option<Use> {
+fn use_by(process: &Path, mount: &Mount, search: Search) -> Option<Use> {
     let directories =
         [("cwd", Use::WorkingDirectory), ("root", Use::RootDirectory), ("exe", Use::Program)];
     let by_link = directories.into_iter().find(|(link, _)| is_in(&process.join(link), mount));
     if let Some((_, how)) = by_link {
         return Some(how);
     }
-    let wanted = mount.id.to_string();
-    let has_id = |info: &str| {
-        info.lines().filter_map(|line| line.strip_prefix("mnt_id:")).any(|id| id.trim() == wanted)
-    };
-    let open = fs::read_dir(process.join("fdinfo")).into_iter().flatten().take(ENTRIES_MAX);
-    let mut open = open.flatten().filter_map(|info| text::of_file(info.path()).ok());
-    if open.any(|info| has_id(&info)) {
+    let mut open = search.descriptors(process).filter_map(|descriptor| descriptor.info());
+    if open.any(|info| number_in(&info, "mnt_id:") == Some(mount.id)) {
         return Some(Use::OpenFile);
     }
     let (major, minor) = mount.device;

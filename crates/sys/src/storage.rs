@@ -22,6 +22,8 @@
 pub(crate) mod overlay;
 mod served;
 
+pub(crate) use served::is_served;
+
 use crate::mounts::{self, parse_numbers};
 use rustix::fs::{Mode, OFlags};
 use std::cell::LazyCell;

@@ -5,7 +5,8 @@
 //! directional characters can make one name look like another. This module escapes all of them.
 
 use std::fmt::Write;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 /// Reads a file of `/proc` or `/sys`. Names in it may be any bytes: those that are not text are
@@ -15,6 +16,16 @@ use std::path::Path;
 /// The file cannot be read.
 pub fn of_file(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
+}
+
+/// Reads at most `limit` bytes from the start of such a file.
+///
+/// # Errors
+/// The file cannot be read.
+pub(crate) fn of_file_start(path: impl AsRef<Path>, limit: u64) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Returns `bytes` with everything escaped that a terminal would not show as itself, and

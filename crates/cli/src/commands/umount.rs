@@ -16,6 +16,9 @@
 //! 6. FUSE denies root the access to a mount of another user without `allow_other`. The control
 //!    socket of such a mount tells its process, and lets it commit. Without the socket nothing is
 //!    committed before the unmount, which is an error, unless the process has ended.
+//! 7. A forced unmount and an abort of the connection leave a dead mount. Its process commits by
+//!    itself, detaches the mount and ends. The command finds that process over the control socket
+//!    and waits for its end. An error of its commit is only in syslog.
 
 use std::fs::File;
 use std::io;
@@ -72,12 +75,18 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
         return detach_and_commit(global, &mount, timeout).map(|()| false);
     }
     let daemon = Notes::of(global).if_slow(&shown, || daemon(&mount));
-    let others = other_mounts(&mount);
+    let is_ending = matches!(&daemon, Some(Daemon { commit_by: CommitBy::Itself, .. }));
+    // A process that is ending serves no other mount either.
+    let others = if is_ending { Vec::new() } else { other_mounts(&mount) };
     let commit = || match &daemon {
         Some(daemon) => daemon.commit(&mount, Notes::of(global), timeout),
         None => Ok(()),
     };
-    let committed = unmount_and_commit(&mount, commit, timeout)?;
+    let committed = unmount_and_commit(&mount, commit, timeout).or_else(|failure| {
+        // The process may have detached the mount meanwhile.
+        let is_gone = || !is_any_mounted(std::slice::from_ref(&mount));
+        if is_ending && is_gone() { Ok(Ok(())) } else { Err(failure) }
+    })?;
     if !global.quiet && !global.json {
         report_remaining_mounts(&shown, &others);
     }
@@ -118,15 +127,19 @@ fn detach_and_commit(global: &GlobalArgs, mount: &Mount, timeout: Duration) -> R
         report_remaining_mounts(&shown, &others);
     }
     let path = format!("/proc/self/fd/{}", root.as_raw_fd());
-    let committed = Notes::of(global).if_slow(&shown, || {
+    let committed = Notes::of(global).if_slow(&shown, || match File::open(&path) {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => Ok(false),
         // A process that ends later may lose changes.
-        let has_ended = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::NOTCONN);
-        if File::open(&path).is_err_and(|error| has_ended(&error)) {
-            return Ok(());
-        }
-        commit(Path::new(&path))
+        _ => commit(Path::new(&path)).map(|()| true),
     });
-    let Err(error) = committed else { return Ok(()) };
+    let error = match committed {
+        Ok(true) => return Ok(()),
+        Ok(false) => {
+            let Some(process) = ending_process(mount) else { return Ok(()) };
+            return process.wait_for_release(&shown, &[], timeout).map(drop);
+        }
+        Err(error) => error,
+    };
     match Errno::from_io_error(&error) {
         Some(Errno::ACCESS | Errno::PERM) => match client::serving_process(mount) {
             Ok(_) => client::request_commit("umount", mount, Notes::of(global), Some(timeout))
@@ -264,6 +277,8 @@ enum CommitBy {
     Socket,
     /// This user has no access to the mount, and no socket (law 6).
     Nothing(io::Error),
+    /// The process commits by itself (law 7).
+    Itself,
 }
 
 /// A process. The pidfd keeps its process id from being reused.
@@ -277,6 +292,10 @@ fn daemon(mount: &Mount) -> Option<Daemon> {
     let mut value = [0; 16];
     let read = rustix::fs::getxattr(&mount.mountpoint, DAEMON_XATTR, &mut value[..]);
     let process = |(id, pidfd)| Process { id, pidfd };
+    if read == Err(Errno::NOTCONN) {
+        return ending_process(mount)
+            .map(|process| Daemon { process: Some(process), commit_by: CommitBy::Itself });
+    }
     if let Err(Errno::ACCESS | Errno::PERM) = read {
         return match client::serving_process(mount) {
             Ok(found) => Some(Daemon { process: found.map(process), commit_by: CommitBy::Socket }),
@@ -294,6 +313,13 @@ fn daemon(mount: &Mount) -> Option<Daemon> {
     Some(Daemon { process: found.map(process), commit_by: CommitBy::Mount })
 }
 
+/// Returns the process of a mount whose connection has ended (law 7), or `None` if it has ended or
+/// is not visible.
+fn ending_process(mount: &Mount) -> Option<Process> {
+    let (id, pidfd) = client::serving_process(mount).ok()??;
+    Some(Process { id, pidfd })
+}
+
 /// Returns whether the process ids of the server of a mount are those of this process, too.
 fn is_own_namespace(mount: &Mount) -> bool {
     let mut value = [0; 20];
@@ -307,7 +333,7 @@ impl Daemon {
     /// Lets the process commit, if it can be told.
     fn commit(&self, mount: &Mount, notes: Notes, timeout: Duration) -> Result<(), Failure> {
         match self.commit_by {
-            CommitBy::Nothing(_) => Ok(()),
+            CommitBy::Nothing(_) | CommitBy::Itself => Ok(()),
             CommitBy::Socket => client::request_commit("umount", mount, notes, Some(timeout)),
             CommitBy::Mount => {
                 let shown = mount.mountpoint.display().to_string();

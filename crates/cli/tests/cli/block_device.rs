@@ -95,7 +95,7 @@ fn umount_8_returns_after_the_commit() {
     }
 }
 
-/// The kernel sends no last request, and releases the device.
+/// The kernel sends no last request, and releases the device at once.
 #[test]
 fn a_forced_unmount_loses_nothing() {
     if !kernel_tests_enabled("a_forced_unmount_loses_nothing") {
@@ -108,6 +108,45 @@ fn a_forced_unmount_loses_nothing() {
          btrfs check --check-data-csum $L >log 2>&1 || cat log",
     );
     assert_eq!(output, "text\n");
+}
+
+/// An abort leaves the mount, and so does a forced unmount of a mount in use. The kernel holds the
+/// device as long as the superblock exists, and no longer sends requests.
+#[test]
+fn an_aborted_connection_loses_nothing() {
+    if !kernel_tests_enabled("an_aborted_connection_loses_nothing") {
+        return;
+    }
+    let (blkdev, plain) = ("mounted", "$B mount -o commit=3600 $L m1; D=$(daemon)");
+    // The process may detach the mount before umount(2) finds it busy.
+    let force = "umount -i -f m1 2>ignored || echo busy";
+    let fsyncs =
+        "(while dd if=/dev/zero of=m1/new conv=nocreat,notrunc,fsync bs=9 seek=1 count=1; do
+         touch begun; done) 2>ignored & while [ ! -e begun ]; do sleep .01; done";
+    for (mount, begin, abort, end) in [
+        (blkdev, "", "abort", ""),
+        (blkdev, "exec 7<m1/new", "abort", "exec 7<&-"),
+        (blkdev, "exec 7<m1/new", force, "exec 7<&-"),
+        (blkdev, "mkdir m1/t; mount -t tmpfs t m1/t", "abort", "umount -l m1"),
+        (blkdev, fsyncs, "abort", "wait"),
+        (plain, "", "abort", ""),
+        (plain, "exec 7<m1/new", "abort", "exec 7<&-"),
+    ] {
+        let output = run_on_loop(&format!(
+            "mkdir connections; mount -t fusectl none connections
+             abort() {{ echo 1 >connections/$((${{N%:*}} << 20 | ${{N#*:}}))/abort; echo busy; }}
+             {mount}; head -c 9M /dev/urandom >m1/data; cp m1/data bytes; echo text >m1/new
+             N=$(mountpoint -d m1)
+             {begin}
+             {abort}
+             ended $D; D=none
+             {end}
+             findmnt m1 || echo unmounted
+             $B cat $L /data | cmp bytes; $B cat $L /new | head -n 1
+             btrfs check --check-data-csum $L >log 2>&1 || cat log; free"
+        ));
+        assert_eq!(output, "busy\nunmounted\ntext\nfree\n", "{mount}; {begin}; {abort}");
+    }
 }
 
 /// Once another program may have the device, the process writes nothing to it. It is stopped

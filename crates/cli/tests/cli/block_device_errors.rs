@@ -56,6 +56,8 @@ fn a_command_after_umount_8_waits_for_the_process_of_the_mount() {
         (plain, "umount -i m1", "$B mkdir $L /dir"),
         (plain, "umount -i m1", "$B mount -o blkdev $L m2"),
         ("mounted", "umount -i -f m1", "$B cat $L /new"),
+        // Its claim for the last commit and the new mount need the same device.
+        ("mounted", "umount -i -f m1", "$B mount -o blkdev $L m2"),
     ] {
         let output = run_on_loop(&format!(
             "{mount}; echo text >m1/new; kill -STOP $D; {umount}
@@ -77,6 +79,37 @@ fn a_command_after_umount_8_waits_for_the_process_of_the_mount() {
          done",
     );
     assert_eq!(output, "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n");
+}
+
+/// The process of such a mount commits by itself, and ends.
+#[test]
+fn commands_wait_for_the_process_of_an_aborted_mount() {
+    if !kernel_tests_enabled("commands_wait_for_the_process_of_an_aborted_mount") {
+        return;
+    }
+    for command in ["umount m1", "umount --lazy m1"] {
+        let output = run_on_loop(&format!(
+            "mkdir connections; mount -t fusectl none connections
+             mounted; echo text >m1/new; N=$(mountpoint -d m1); kill -STOP $D
+             echo 1 >connections/$((${{N%:*}} << 20 | ${{N#*:}}))/abort
+             $B {command} 2>&1 & P=$!
+             while findmnt m1 >out; do sleep .05; done
+             kill -CONT $D; wait $P; echo saved: $(saved /new)
+             findmnt m1 || echo unmounted"
+        ));
+        assert_eq!(output, "saved: text\nunmounted\n", "{command}");
+    }
+    // A further mount point of a dead mount would be dead, too. The process cannot detach it.
+    let output = run_on_loop(
+        "mkdir connections; mount -t fusectl none connections
+         mounted; mkdir m1/t; mount -t tmpfs t m1/t; exec 7>m1/open; N=$(mountpoint -d m1)
+         kill -STOP $D
+         echo 1 >connections/$((${N%:*} << 20 | ${N#*:}))/abort
+         $B mount $L m2 2>errors & P=$!
+         sleep .5; kill -CONT $D; wait $P || echo refused
+         findmnt m2 || echo not mounted; umount -l m1; exec 7>&-",
+    );
+    assert_eq!(output, "refused\nnot mounted\n");
 }
 
 /// The help names these cases.
@@ -146,6 +179,19 @@ fn further_mounts_work_when_the_path_of_the_first_one_has_changed() {
     );
     let why = "n/one does not lead to the mounted block device 7:N any more";
     assert_eq!(output, format!("butternut: n/other: {why}\n"));
+}
+
+#[test]
+fn the_holder_of_a_device_is_found_by_any_path() {
+    if !kernel_tests_enabled("the_holder_of_a_device_is_found_by_any_path") {
+        return;
+    }
+    let script = "mkdir n; mount -t tmpfs n n; cp -a $L n/dev; $B mount n/dev m1; D=$(daemon)
+         refused $B mkdir $L /other; $B umount m1";
+    let why = "is busy: process N (butternut) has it open (unmount it, or wait until it is free)";
+    let expected = format!("butternut: L: {why}\n");
+    // Other programs may have the device open for a moment.
+    check_output(|| run_on_loop(script), |output| output == expected, "another path");
 }
 
 /// After the failed commit, a second one only finds that the volume is read-only.

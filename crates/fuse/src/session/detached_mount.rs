@@ -29,12 +29,13 @@
 //!    another file by then, so other paths of the device follow it ([`MountedDevice`]).
 //! 7. The end of the last mount of a block device sends DESTROY, and the thread that closes that
 //!    mount waits for the reply, so it is closed as law 5 says ([`MountFd`]).
+//! 8. No clone is made of a mount whose connection has ended: it would never work.
 
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -50,6 +51,7 @@ use rustix::mount::{
     open_tree,
 };
 
+use crate::connection;
 use crate::options::Options;
 use crate::session::attach;
 
@@ -73,6 +75,8 @@ pub struct DetachedMount {
     /// lookup, and may itself wait for the lock.
     state: Mutex<State, rank::DetachedMount>,
     device: (u32, u32),
+    /// The connection, for law 8. A strong reference would keep it from ending.
+    connection: Weak<OwnedFd>,
     /// The block device, for a mount of one (law 6).
     block_device: Option<MountedDevice>,
 }
@@ -215,7 +219,17 @@ impl DetachedMount {
         let block_device = paths.map(|paths| MountedDevice { device: BlockDevice(device), paths });
         let mount = Some(Arc::new(MountFd::new(mount)));
         let state = State { mount, is_closed: false, pending_clones: 0 };
-        Ok(Self { state: Mutex::new(state), device, block_device })
+        Ok(Self { state: Mutex::new(state), device, connection: Weak::new(), block_device })
+    }
+
+    /// Sets the connection of the mount.
+    pub(crate) fn of_connection(self, connection: &Arc<OwnedFd>) -> Self {
+        Self { connection: Arc::downgrade(connection), ..self }
+    }
+
+    /// Returns whether the kernel still sends the requests of the mount.
+    fn is_served(&self) -> bool {
+        self.connection.upgrade().is_some_and(connection::is_alive)
     }
 
     /// Returns whether this is a mount of a block device.
@@ -227,7 +241,8 @@ impl DetachedMount {
     /// must already serve the connection.
     ///
     /// # Errors
-    /// There is no such directory, or its id is not `id`, or the detached mount was closed.
+    /// There is no such directory, or its id is not `id`, or the detached mount was closed, or its
+    /// connection has ended.
     pub fn clone_directory(&self, id: FileId, directory: &Path) -> io::Result<ClonedMount> {
         let (mount, is_closed) = {
             let state = self.state();
@@ -251,14 +266,17 @@ impl DetachedMount {
             }
             (None, None) => return Err(Errno::NODEV.into()),
         };
-        Ok(ClonedMount::from_fd(clone))
+        let clone = ClonedMount::from_fd(clone);
+        if self.is_served() { Ok(clone) } else { Err(Errno::NODEV.into()) }
     }
 
     /// Keeps the detached mount open until the clone that the caller is about to make is attached.
-    /// Returns `None` if the detached mount was closed: the volume is being unmounted.
+    /// Returns `None` if the detached mount was closed or its connection has ended: the volume is
+    /// being unmounted.
     pub fn begin_clone(self: &Arc<Self>) -> Option<PendingClone> {
+        let is_served = self.is_served();
         let mut state = self.state();
-        if state.is_closed {
+        if state.is_closed || !is_served {
             return None;
         }
         state.pending_clones += 1;

@@ -16,9 +16,11 @@
 //! 2. No program can reach the mount before it is attached, and the kernel sends no request before
 //!    the reply to INIT. A sync(2) of another program waits for that reply, as it waits for a mount
 //!    of the kernel's own filesystems that is being made. It goes on when the mount is dropped.
-//! 3. A forced unmount and an abort of the connection end the mount without DESTROY, and the kernel
-//!    releases the device at once. So each write of the volume looks whether the connection still
-//!    exists, and claims the device again where it does not
+//! 3. A forced unmount and an abort end the connection without DESTROY. The kernel holds the device
+//!    for the superblock all the same, until its last mount is gone and its last open file is
+//!    closed. The process writes to the device until then; afterwards another program may use it.
+//!    So each write of the volume looks whether the superblock still exists, and claims the device
+//!    again where it does not
 //!    ([`set_mount_watch`](butternut::server::FilesystemExt::set_mount_watch)).
 //! 4. This needs `CAP_SYS_ADMIN` in the initial user namespace.
 

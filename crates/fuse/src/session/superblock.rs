@@ -1,8 +1,9 @@
 //! The FUSE superblock of one connection: where it is mounted, and how those mounts are unmounted.
 //!
 //! 1. Mounts are found in the mount table by the superblock's device number, so bind mounts and
-//!    moved mounts are found too. The kernel reuses the number only after it has ended the
-//!    connection, so the connection is checked after the mount table was read.
+//!    moved mounts are found too. The kernel reuses the number only after the end of the
+//!    superblock, so the superblock is checked after the mount table was read. An aborted
+//!    connection has ended, and its mounts are still there.
 //! 2. A mount on which another filesystem is mounted is not detached: the other mount would be
 //!    detached with it.
 //! 3. Mounts in other mount namespaces are not changed.
@@ -24,11 +25,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
+use crate::connection;
 use crate::session::attach::{self, BLOCK_FS_TYPE, HELPER, is_own_type};
 
 /// How long `fusermount3` is tried again where no process can be started, and how often.
 const HELPER_WAIT: Duration = Duration::from_secs(2);
 const HELPER_PAUSE: Duration = Duration::from_millis(10);
+
+/// How long a forced unmount has to unmount what the process would detach, and how often that is
+/// checked.
+const FORCED_WAIT: Duration = Duration::from_secs(1);
+const FORCED_PAUSE: Duration = Duration::from_millis(10);
 
 /// The superblock of one connection.
 #[derive(Clone, Debug)]
@@ -60,7 +67,7 @@ impl Superblock {
     /// Returns all mounts of this mount namespace, and those of this superblock.
     fn table(&self) -> (Vec<Mount>, Vec<Mount>) {
         let table = mounts::read().unwrap_or_default();
-        if self.ends_within(Duration::ZERO) {
+        if !connection::has_superblock(&*self.connection) {
             return (table, Vec::new());
         }
         let is_own = |mount: &&Mount| Some(mount.device) == self.device;
@@ -73,6 +80,15 @@ impl Superblock {
         let (_, own) = self.table();
         // In reverse order: a later mount may be mounted on an earlier one.
         own.iter().rev().map(unmount).fold(Ok(()), Result::and)
+    }
+
+    /// Waits until the mounts are gone, for at most [`FORCED_WAIT`]. A forced unmount ends the
+    /// connection before it unmounts, and would report an error if it then found no mount.
+    pub(crate) fn wait_for_forced_unmount(&self) {
+        let began = Instant::now();
+        while began.elapsed() < FORCED_WAIT && !self.table().1.is_empty() {
+            thread::sleep(FORCED_PAUSE);
+        }
     }
 
     /// Detaches every mount, busy or not. Returns the mounts that there were, and those that

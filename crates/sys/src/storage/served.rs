@@ -48,7 +48,8 @@ pub(super) fn is_elsewhere(path: &Path, disk: &[Layer], table: &[Mount]) -> bool
         .all(|mount| lacks_file(mount, path, disk, table))
 }
 
-fn is_served(mount: &Mount) -> bool {
+/// Returns whether another process or machine serves the filesystem of a mount.
+pub(crate) fn is_served(mount: &Mount) -> bool {
     SERVED.contains(&mount.kind.split('.').next().unwrap_or_default())
 }
 

@@ -5,7 +5,10 @@
 //! other devices of the volume are opened exclusively, as for every mount.
 //!
 //! The mount is made, and the device with it claimed, before the volume is opened. Each error until
-//! the mount is attached drops it, and the device is free again.
+//! the mount is attached drops it, and the device is free again. So does the process of an earlier
+//! mount that was unmounted by force: it must claim the device for its last commit, so the new
+//! mount is made when that process has ended. While the new mount exists, no such process can
+//! appear.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -69,12 +72,22 @@ pub(super) fn mount(parsed: &ParsedOptions) -> Result<Option<DeviceMount>, Failu
     }
     let options = &parsed.fuse;
     let device = BlockDevice::at(Path::new(&options.source));
+    let ending_writer = || device.and_then(|device| holder::ending_writer(device.0));
     let mut wait = ReleaseWait::default();
     loop {
         match DeviceMount::new(options) {
+            Ok(made) if ending_writer().is_none() => return Ok(Some(made)),
+            Ok(made) => {
+                drop(made);
+                while let Some(writer) = ending_writer() {
+                    if !wait.wait_for(&writer) {
+                        return Err(busy(&options.source, options.is_writable));
+                    }
+                }
+            }
             // As every open of a device does.
             Err(error) if is_busy(&error) && wait.wait_for(&holder_of(device)) => {}
-            made => return made.map(Some).map_err(|error| refused(options, &error)),
+            Err(error) => return Err(refused(options, &error)),
         }
     }
 }
