@@ -183,7 +183,7 @@ pub(crate) fn refuse_subvolume(
         let what = "is the placeholder of a subvolume that this snapshot does not contain";
         (what, "`butternut rm -r` removes it")
     } else if stat.id.subvolume != dir.subvolume || stat.id.is_subvolume_root() {
-        ("is a subvolume", "mount the volume with the kernel's btrfs, and use btrfs-subvolume(8)")
+        ("is a subvolume", "`butternut subvolume delete` deletes it")
     } else {
         return Ok(());
     };

@@ -36,4 +36,5 @@ mod mount_start;
 mod node_ids;
 mod other_users_mount;
 mod rescued_reads;
+mod subvolumes;
 mod unresponsive;

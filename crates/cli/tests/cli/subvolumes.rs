@@ -1,0 +1,77 @@
+//! Commands that create and delete subvolumes and snapshots, and set their properties.
+
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::command::{butternut, run, shell};
+
+/// Makes an empty volume in a file.
+fn volume() -> (TempDir, PathBuf, String) {
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = scratch.path().join("volume.img");
+    let name = image.to_str().unwrap().to_owned();
+    butternut(&["mkfs", "--size", "256M", &name]).ok();
+    (scratch, image, name)
+}
+
+/// Runs `btrfs check`.
+fn check(image: &str) {
+    run("btrfs", &["check", "--check-data-csum", image].map(AsRef::as_ref));
+}
+
+#[test]
+fn subvolumes_are_created_shown_and_deleted() {
+    let (scratch, _, image) = volume();
+    butternut(&["subvolume", "create", &image, "/a", "/a/inner", "/b"]).ok();
+    let file = scratch.path().join("file");
+    std::fs::write(&file, "contents").unwrap();
+    butternut(&["import", &image, file.to_str().unwrap(), "/a/file"]).ok();
+    butternut(&["subvolume", "snapshot", &image, "/a", "/snap"]).ok();
+    butternut(&["subvolume", "snapshot", "-r", &image, "/a", "/b"]).ok();
+    assert_eq!(butternut(&["cat", &image, "/b/a/file"]).ok(), "contents");
+    let list = butternut(&["subvolume", "list", &image]).ok();
+    let paths: Vec<&str> = list.lines().filter_map(|line| line.split(" path ").nth(1)).collect();
+    assert_eq!(paths, ["a", "a/inner", "b", "snap", "b/a"]);
+    assert_eq!(butternut(&["property", "get", &image, "/b/a", "ro"]).ok(), "ro=true\n");
+    let refused = butternut(&["mkdir", &image, "/b/a/dir"]).failure();
+    assert!(refused.contains("read-only"), "{refused}");
+    let refused = butternut(&["subvolume", "delete", &image, "/a"]).failure();
+    assert!(refused.contains("delete the subvolumes inside it first"), "{refused}");
+    let refused = butternut(&["rm", "-r", &image, "/snap"]).failure();
+    assert!(refused.contains("`butternut subvolume delete`"), "{refused}");
+    let refused = butternut(&["subvolume", "create", &image, "/a"]).failure();
+    assert!(refused.contains("exists"), "{refused}");
+    check(&image);
+    butternut(&["subvolume", "delete", &image, "/a/inner", "/a"]).ok();
+    butternut(&["subvolume", "delete", "--keep-space", "-i", "260", &image]).ok();
+    let deleted = butternut(&["subvolume", "list", "-d", &image]).ok();
+    assert_eq!(deleted.lines().count(), 1, "{deleted}");
+    check(&image);
+    butternut(&["subvolume", "delete", &image, "/snap"]).ok();
+    assert_eq!(butternut(&["subvolume", "list", "-d", &image]).ok(), "");
+    check(&image);
+}
+
+#[test]
+fn the_default_subvolume_and_read_only_are_set() {
+    let (_scratch, _, image) = volume();
+    butternut(&["subvolume", "create", &image, "/a", "/b"]).ok();
+    assert_eq!(butternut(&["subvolume", "get-default", &image]).ok(), "ID 5 (FS_TREE)\n");
+    butternut(&["subvolume", "set-default", &image, "/b"]).ok();
+    let default = butternut(&["subvolume", "get-default", &image]).ok();
+    assert!(default.starts_with("ID 257 gen ") && default.ends_with(" path b\n"), "{default}");
+    let at_top = format!("{image}@");
+    let refused = butternut(&["subvolume", "delete", &at_top, "/b"]).failure();
+    assert!(refused.contains("default subvolume"), "{refused}");
+    butternut(&["subvolume", "set-default", &image, "5"]).ok();
+    butternut(&["property", "set", &image, "/a", "ro", "true"]).ok();
+    let refused = butternut(&["mkdir", &image, "/a/dir"]).failure();
+    assert!(refused.contains("read-only"), "{refused}");
+    butternut(&["property", "set", &image, "/a", "ro", "false"]).ok();
+    butternut(&["mkdir", &image, "/a/dir"]).ok();
+    let refused = butternut(&["property", "set", &image, "/a/dir", "ro", "true"]).failure();
+    assert!(refused.contains("not a subvolume"), "{refused}");
+    check(&image);
+    shell(&format!("btrfs inspect-internal dump-super {image} | grep -q DEFAULT_SUBVOL"));
+}
