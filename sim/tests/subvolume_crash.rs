@@ -1,12 +1,10 @@
-//! Crashes while subvolumes and snapshots are made, changed, deleted and freed: each leaves what was
-//! durable, and the next open goes on with what was being freed.
+//! Crashes while subvolumes and snapshots are made, changed, deleted and freed: each leaves what
+//! was durable, and the next open goes on with what was being freed.
 //!
 //! `BUTTERNUT_LONG=1` checks more workloads; `BUTTERNUT_SEED=N` checks one.
 
 use anyhow::{Context, Result, ensure};
-use butternut::{
-    FileId, FileKind, Filesystem, Follow, MountOptions, NewInode, ReadAt, SnapshotAccess,
-};
+use butternut::{FileId, FileKind, Filesystem, Follow, MountOptions, NewInode, SnapshotAccess};
 use butternut_device::{Crash, CrashImage, CrashOptions, Device, RecordingDevice};
 use butternut_mkfs::MkfsOptions;
 use butternut_sim::crash::{JudgeOptions, StoryBuilder, Verdict, judge};

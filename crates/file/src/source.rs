@@ -135,8 +135,8 @@ impl Source {
         })))
     }
 
-    /// Makes all files look up again where they may write in place: a snapshot shares their extents.
-    /// No write is in flight or begins meanwhile.
+    /// Makes all files look up again where they may write in place: a snapshot shares their
+    /// extents. No write is in flight or begins meanwhile.
     pub fn forget_write_targets(&self) {
         self.0.snapshot_epoch.fetch_add(1, Ordering::AcqRel);
     }

@@ -9,6 +9,7 @@
 //! | `merger` | moves the pending extents of files into the trees |
 
 pub(crate) mod cleaner;
+pub(crate) mod cleaner_signal;
 pub(crate) mod committer;
 pub(crate) mod flusher;
 pub(crate) mod merger;

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! snapshots           operations share it, a snapshot excludes them
+//! merges              merges share it, a deletion of a subvolume excludes them
 //! renames             directories move one at a time
 //! inode locks         ascending by id
 //! a transaction       joined; no inode lock is waited for, no data is read or written
@@ -14,7 +15,7 @@
 //!
 //! All ranks are in `sys::lock::rank`.
 
-use crate::background::cleaner::CleanerSignal;
+use crate::background::cleaner_signal::CleanerSignal;
 use crate::background::signal::Signal;
 use crate::inode::dirty::DirtyInodes;
 use crate::inode::idle::IdleFiles;
@@ -23,7 +24,7 @@ use crate::subvolume::barrier::SnapshotBarrier;
 use crate::{Clock, Error, FileId, Result};
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
-use butternut_sys::lock::{Mutex, MutexGuard, rank};
+use butternut_sys::lock::{Mutex, MutexGuard, RwLock, rank};
 use butternut_tree::Tree;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,6 +45,8 @@ pub(crate) struct WriteState {
     /// Inodes with data or attributes that no tree has yet.
     dirty: DirtyInodes,
     pub(crate) snapshots: SnapshotBarrier,
+    /// Shared by merges of files into the trees. A deletion of a subvolume excludes them.
+    pub(crate) merges: RwLock<(), rank::Merges>,
     renames: Mutex<(), rank::Renames>,
     /// Locked while deleted subvolumes are freed.
     pub(crate) cleaning: Mutex<(), rank::Cleaning>,
@@ -99,6 +102,7 @@ impl WriteState {
             subvolumes: Mutex::default(),
             dirty: DirtyInodes::default(),
             snapshots: SnapshotBarrier::default(),
+            merges: RwLock::default(),
             renames: Mutex::default(),
             cleaning: Mutex::default(),
             next_subvolume: Mutex::default(),
@@ -146,30 +150,32 @@ impl WriteState {
         self.renames.lock()
     }
 
-    /// Ends writing to a subvolume that is deleted or has become read-only.
-    pub(crate) fn close_subvolume(&self, id: u64) {
+    /// Ends writing to a subvolume that has become read-only, or begins it again. The caller
+    /// excludes operations that write.
+    pub(crate) fn set_closed(&self, id: u64, is_closed: bool) {
         let closed = self.subvolumes().remove(&id);
         drop(closed);
+        for entry in self.table.entries_in(id) {
+            entry.lock().is_closed = is_closed;
+        }
     }
 
-    /// Drops the changes of a deleted subvolume that are in memory only. The caller excludes
-    /// operations that write.
+    /// Ends writing to a deleted subvolume, and drops its changes that are in memory only. The
+    /// caller excludes operations that write and merges.
     pub(crate) fn discard_subvolume(&self, id: u64) {
-        const BATCH: usize = 64;
-        let mut from = FileId::new(id, 0);
-        loop {
-            let mut batch = self.dirty_from(from, BATCH);
-            batch.retain(|entry| entry.id.subvolume == id);
-            let Some(last) = batch.last() else { return };
-            from = FileId::new(id, last.id.ino.saturating_add(1));
-            for entry in &batch {
-                let mut state = entry.lock();
+        self.set_closed(id, true);
+        for entry in self.table.entries_in(id) {
+            let mut state = entry.lock();
+            if self.is_dirty(entry.id) {
                 if let Some(file) = state.file.as_mut() {
                     file.discard();
                 }
-                self.mark_clean(entry);
+                *state.is_item_stale.get_mut() = false;
+                self.mark_clean(&entry);
             }
         }
+        let mut next = self.next_subvolume.lock();
+        *next = id.saturating_add(1).max(*next);
     }
 
     /// Returns an id for a new subvolume. No id is returned twice while the volume is open, also if

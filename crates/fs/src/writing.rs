@@ -7,11 +7,36 @@ use crate::{Error, FileId, Filesystem, Result};
 use butternut_format::inode::Inode;
 use butternut_format::root::RootFlags;
 use butternut_format::units::TreeId;
+use butternut_sys::lock::RwLockReadGuard;
 use butternut_sys::wait::Wait;
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// Why a placeholder cannot be changed.
 const NOT_HERE: &str = "a subvolume that is not here";
+
+/// An operation that writes, until this is dropped (`subvolume::barrier`).
+#[derive(Debug)]
+pub(crate) struct Writing<'a> {
+    write_state: &'a Arc<WriteState>,
+    _no_snapshot: RwLockReadGuard<'a, ()>,
+}
+
+impl<'a> Writing<'a> {
+    /// Begins an operation. Waits for a snapshot that is being made, unless `wait` forbids it.
+    pub(crate) fn begin(write_state: &'a Arc<WriteState>, wait: Wait) -> Option<Self> {
+        let no_snapshot = write_state.snapshots.share(wait)?;
+        Some(Self { write_state, _no_snapshot: no_snapshot })
+    }
+}
+
+impl Deref for Writing<'_> {
+    type Target = Arc<WriteState>;
+
+    fn deref(&self) -> &Self::Target {
+        self.write_state
+    }
+}
 
 impl Filesystem {
     /// Begins an operation that writes, whatever the dirty memory: checks that the filesystem is

@@ -56,7 +56,8 @@ const MANY_FILES: &str = "
 btrfs -q subvolume create big
 for i in $(seq 3000); do echo $i > big/small$i; done
 for i in $(seq 300); do head -c $((i * 500)) /dev/urandom > big/file$i; done
-for i in $(seq 2000); do setfattr -n user.long -v $(head -c 1500 /dev/zero | tr '\\0' x) big/small$i; done
+long=$(head -c 1500 /dev/zero | tr '\\0' x)
+for i in $(seq 2000); do setfattr -n user.long -v $long big/small$i; done
 cp --reflink=always big/file300 big/clone
 mkdir out
 sync
@@ -72,7 +73,7 @@ fn a_rich_volume_gets_subvolumes_and_snapshots() {
     let root = filesystem.root();
     let new = NewInode { permissions: 0o750, umask: 0, uid: 1000, gid: 100 };
     filesystem.create_subvolume(root, b"ours", &new).unwrap();
-    write(&filesystem, "ours/file", &[7; 100_000]);
+    write(&filesystem, "ours/file", &vec![7; 100_000]);
     let ours = FileId::root_of(subvolume(&filesystem, "ours"));
     for (number, source) in ["sub", "snap", "snapro", "topsnap", "own", "ours"].iter().enumerate() {
         let access =
@@ -81,7 +82,7 @@ fn a_rich_volume_gets_subvolumes_and_snapshots() {
         filesystem.snapshot(source, ours, format!("of {number}").as_bytes(), access).unwrap();
     }
     filesystem.snapshot(TOP_LEVEL, root, b"all", SnapshotAccess::ReadWrite).unwrap();
-    write(&filesystem, "all/noise", &[1; 500_000]);
+    write(&filesystem, "all/noise", &vec![1; 500_000]);
     write(&filesystem, "dir/f1", b"changed");
     write(&filesystem, "ours/of 1/a/b/c/new", b"new");
     filesystem.close().unwrap();

@@ -8,6 +8,11 @@ mod volume;
 use butternut::{Error, FileId, Filesystem, MountOptions, Privileges, SnapshotAccess, TOP_LEVEL};
 use volume::{TestVolume, names, new};
 
+/// The byte that fills a file.
+fn byte(number: usize) -> u8 {
+    u8::try_from(number % 256).unwrap()
+}
+
 fn write(filesystem: &Filesystem, path: &str, bytes: &[u8]) {
     let file = filesystem
         .open_path(path.as_bytes())
@@ -51,7 +56,7 @@ fn a_snapshot_and_its_source_change_apart() {
     let root = filesystem.root();
     for number in 0..500 {
         write(&filesystem, &format!("small {number}"), format!("{number}").as_bytes());
-        write(&filesystem, &format!("large {number}"), &vec![number as u8; 20_000]);
+        write(&filesystem, &format!("large {number}"), &vec![byte(number); 20_000]);
     }
     let id = filesystem.snapshot(TOP_LEVEL, root, b"snap", SnapshotAccess::ReadWrite).unwrap();
     let mut before: Vec<_> = names(&filesystem, FileId::root_of(id));
@@ -92,8 +97,8 @@ fn a_snapshot_of_a_small_or_an_empty_tree() {
     filesystem.snapshot(empty, inside, b"two", SnapshotAccess::ReadWrite).unwrap();
     write(&filesystem, "empty/two/one", &[2; 9000]);
     let filesystem = volume.reopen(filesystem);
-    assert_eq!(read(&filesystem, "one/one"), [1; 9000]);
-    assert_eq!(read(&filesystem, "empty/two/one"), [2; 9000]);
+    assert_eq!(read(&filesystem, "one/one"), vec![1; 9000]);
+    assert_eq!(read(&filesystem, "empty/two/one"), vec![2; 9000]);
     assert_eq!(names(&filesystem, inside), ["itself", "one", "two"]);
     // The directory of a subvolume that the snapshot does not contain.
     assert!(filesystem.resolve(b"one/itself", butternut::Follow::Last).unwrap().is_placeholder());
@@ -109,7 +114,7 @@ fn what_a_snapshot_shares_is_not_overwritten_in_place() {
     let nocow = butternut::AttributeFlags::NOCOW;
     filesystem.set_attribute_flags(id, nocow).unwrap();
     let block = |value: u8| [value; 4096];
-    file.write_at(0, &[1; 16 << 12]).unwrap();
+    file.write_at(0, &vec![1; 16 << 12]).unwrap();
     filesystem.sync().unwrap();
     let write = |at: u64, value| file.write_direct(at << 12, &block(value), Privileges::Keep);
     write(0, 2).unwrap();
@@ -123,8 +128,8 @@ fn what_a_snapshot_shares_is_not_overwritten_in_place() {
     });
     let snap = read(&filesystem, "snap/nocow");
     assert_eq!(snap[..4096], block(2));
-    assert_eq!(snap[4096..], [1; 15 << 12]);
-    assert_eq!(read(&filesystem, "nocow")[..3 << 12], [3; 3 << 12]);
+    assert_eq!(snap[4096..], vec![1; 15 << 12]);
+    assert_eq!(read(&filesystem, "nocow")[..3 << 12], vec![3; 3 << 12]);
 }
 
 /// Bytes in use by data and metadata.
@@ -134,7 +139,7 @@ fn used(filesystem: &Filesystem) -> u64 {
 
 fn fill(filesystem: &Filesystem, dir: &str, files: usize) {
     for number in 0..files {
-        let bytes = vec![number as u8; if number % 5 == 0 { 30_000 } else { 300 }];
+        let bytes = vec![byte(number); if number % 5 == 0 { 30_000 } else { 300 }];
         write(filesystem, &format!("{dir}/file {number}"), &bytes);
     }
 }
@@ -251,4 +256,74 @@ fn threads_change_a_source_and_its_snapshots_at_the_same_time() {
         });
         volume.reopen(filesystem);
     }
+}
+
+#[test]
+fn a_deletion_that_fails_keeps_what_is_dirty() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let dir = filesystem.mkdir(root, b"dir", &new(0o755)).unwrap();
+    filesystem.create_subvolume(dir, b"sub", &new(0o755)).unwrap();
+    write(&filesystem, "dir/sub/file", &vec![5; 70_000]);
+    filesystem.set_attribute_flags(dir, butternut::AttributeFlags::IMMUTABLE).unwrap();
+    let refused = filesystem.delete_subvolume(dir, b"sub");
+    assert!(matches!(refused, Err(Error::NotPermitted { .. })));
+    filesystem.set_attribute_flags(dir, butternut::AttributeFlags::default()).unwrap();
+    let filesystem = volume.reopen(filesystem);
+    assert_eq!(read(&filesystem, "dir/sub/file"), vec![5; 70_000]);
+}
+
+#[test]
+fn the_id_of_a_deleted_subvolume_is_not_used_again_while_the_volume_is_open() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    write(&filesystem, "file", &[1; 5000]);
+    let first = filesystem.snapshot(TOP_LEVEL, root, b"snap", SnapshotAccess::ReadWrite).unwrap();
+    filesystem.close().unwrap();
+    let filesystem = volume.open();
+    assert_eq!(read(&filesystem, "snap/file"), [1; 5000]);
+    write(&filesystem, "snap/file", &vec![2; 50_000]);
+    filesystem.delete_subvolume(root, b"snap").unwrap();
+    filesystem.clean_subvolumes().unwrap();
+    let second = filesystem.snapshot(TOP_LEVEL, root, b"snap", SnapshotAccess::ReadWrite).unwrap();
+    assert_eq!(second, first + 1);
+    assert_eq!(read(&filesystem, "snap/file"), [1; 5000]);
+    write(&filesystem, "snap/file", &vec![3; 20_000]);
+    let filesystem = volume.reopen(filesystem);
+    assert_eq!(read(&filesystem, "snap/file"), vec![3; 20_000]);
+}
+
+#[test]
+fn no_lane_writes_to_a_subvolume_that_is_deleted_or_read_only() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    for name in ["deleted", "read-only"] {
+        let id = filesystem.create_subvolume(root, name.as_bytes(), &new(0o755)).unwrap();
+        write(&filesystem, &format!("{name}/file"), &vec![1; 16 << 10]);
+        let file = filesystem.open_path(format!("{name}/file").as_bytes()).unwrap();
+        file.write_at(0, &[2; 4096]).unwrap();
+        file.write_direct(4096, &[2; 4096], Privileges::Keep).unwrap();
+        if name == "deleted" {
+            filesystem.delete_subvolume(root, name.as_bytes()).unwrap();
+        } else {
+            filesystem.set_subvolume_read_only(id, true).unwrap();
+        }
+        assert!(file.write_at(0, &[3; 4096]).is_err(), "{name}");
+        assert!(file.write_direct(4096, &[3; 4096], Privileges::Keep).is_err(), "{name}");
+        assert!(file.truncate(0).is_err(), "{name}");
+        drop(file);
+        filesystem.clean_subvolumes().unwrap();
+        filesystem.sync().unwrap();
+    }
+    let id = filesystem.resolve(b"read-only", butternut::Follow::Last).unwrap().subvolume;
+    let bytes = read(&filesystem, "read-only/file");
+    assert_eq!((bytes[0], bytes[4096], bytes[8192]), (2, 2, 1));
+    filesystem.set_subvolume_read_only(id, false).unwrap();
+    let file = filesystem.open_path(b"read-only/file").unwrap();
+    file.write_direct(4096, &[4; 4096], Privileges::Keep).unwrap();
+    drop(file);
+    volume.reopen(filesystem);
 }

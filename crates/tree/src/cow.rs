@@ -133,6 +133,11 @@ pub(crate) struct TreeState {
     pub(crate) is_root_item_stale: bool,
     /// Whether the tree was edited in the running transaction.
     pub(crate) is_changed: bool,
+    /// Whether the tree is a deleted subvolume: it is read, and freed, and not edited.
+    pub(crate) is_deleted: bool,
+    /// Of a deleted tree: before this key, all shared blocks have full back references (law 2 of
+    /// [`crate::drop_tree`]).
+    pub(crate) converted: Key,
 }
 
 impl std::fmt::Debug for TransactionTree {
@@ -148,7 +153,10 @@ impl TransactionTree {
         blocks: Arc<Blocks>,
         epochs: Arc<ReadEpochs>,
     ) -> Self {
+        let is_unreferenced = record.as_ref().is_some_and(|record| record.raw.refs.get() == 0);
         let state = TreeState {
+            is_deleted: is_unreferenced && root.tree.is_subvolume() && root.tree != TreeId::FS,
+            converted: Key::MIN,
             root,
             committed_root: root,
             changes: ChangedInodes::default(),

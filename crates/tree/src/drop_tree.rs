@@ -1,5 +1,5 @@
-//! The deletion of a tree that nothing names any more: in parts, each in a handle of its own, so that
-//! it runs beside other changes and goes on after a crash where it stopped.
+//! The deletion of a tree that nothing names any more: in parts, each in a handle of its own, so
+//! that it runs beside other changes and goes on after a crash where it stopped.
 //!
 //! ```text
 //! block of the tree      with its parent's reference                then
@@ -24,14 +24,14 @@
 use crate::Block;
 use crate::cow::fetch_missing;
 use crate::error::TreeError;
-use crate::references::children::{ChildRef, change_child_refs, children};
+use crate::references::children::{change_child_refs, children};
 use crate::references::{Content, Ref, Referrer, corrupt};
 use crate::search::{child, covering_slot, no_child};
 use crate::transaction::Handle;
 use crate::transaction::running::{BlockRefs, Running};
 use butternut_format::key::{Key, RawKey};
 use butternut_format::node::Expected;
-use butternut_format::refused::Refused;
+use butternut_format::refused::{Refused, require};
 use butternut_format::units::{Generation, TreeId};
 use std::sync::Arc;
 
@@ -44,11 +44,16 @@ pub enum Dropped {
     Whole,
 }
 
+/// References that one part may change before it ends.
+const REFERENCES_PER_PART: usize = 1024;
+
 /// A node on the path to the progress, and the next of its children.
 struct Step {
     block: Arc<Block>,
     slot: usize,
-    /// Who refers to the children.
+    /// The keys of the node are below this one.
+    end: Option<Key>,
+    /// The owner of the references to the children.
     referrer: Referrer,
     /// The reference of the parent to this block.
     by: Ref,
@@ -61,25 +66,38 @@ struct Deletion<'a> {
     /// Blocks that are not newer belong to the source of this snapshot.
     created: Generation,
     path: Vec<Step>,
-    /// Blocks that may still be handled in this part.
-    left: usize,
+    /// Before this key, shared blocks have full back references.
+    converted: Key,
+    /// Blocks and references that may still be handled in this part.
+    blocks_left: usize,
+    references_left: usize,
 }
 
 impl Handle {
-    /// Deletes up to about `blocks` blocks of a tree (law 4).
+    /// Deletes up to about `blocks` blocks of a tree (law 4), fewer if they have many children.
     ///
     /// # Errors
-    /// A block cannot be read, or contradicts its references.
+    /// The tree is not deleted; a block cannot be read, or contradicts its references.
     pub fn drop_tree(&self, id: TreeId, blocks: usize) -> Result<Dropped, TreeError> {
         let running = self.running();
         let tree = running.tree(id)?.ok_or(TreeError::NoTree { tree: id })?;
-        let (root, record) = {
+        let (root, record, converted) = {
             let state = tree.state();
-            (state.root, state.record.clone())
+            let may_drop = state.is_deleted && state.dirty.is_empty();
+            let have = "in use, or changed";
+            require(may_drop, "tree", have, "deleted").map_err(TreeError::Invalid)?;
+            (state.root, state.record.clone(), state.converted)
         };
         let record = record.ok_or(TreeError::NoTree { tree: id })?;
-        let created = Generation(record.key.offset);
-        let mut deletion = Deletion { running, tree: id, created, path: Vec::new(), left: blocks };
+        let mut deletion = Deletion {
+            running,
+            tree: id,
+            created: Generation(record.key.offset),
+            path: Vec::new(),
+            converted,
+            blocks_left: blocks.max(1),
+            references_left: REFERENCES_PER_PART,
+        };
         let progress = Key::from(&record.raw.drop_progress);
         deletion.resume(&root, progress, record.raw.drop_level)?;
         self.mark_changed();
@@ -87,19 +105,19 @@ impl Handle {
         if deletion.path.is_empty() && result.is_ok() {
             return Ok(Dropped::Whole);
         }
-        let (key, level) = deletion.progress();
         let mut state = tree.state_mut();
-        if let Some(record) = &mut state.record {
+        state.converted = deletion.converted;
+        if let Some((key, level)) = deletion.progress()
+            && let Some(record) = &mut state.record
+        {
             record.raw.drop_progress = RawKey::from(key);
             record.raw.drop_level = level;
+            state.is_root_item_stale = true;
         }
-        state.is_root_item_stale = true;
         drop(state);
         result.map(|()| Dropped::Part)
     }
-}
 
-impl Handle {
     /// Forgets a tree whose blocks are freed and whose root item this handle has removed.
     pub fn forget_tree(&self, id: TreeId) {
         self.running().forget_tree(id);
@@ -126,7 +144,7 @@ impl Deletion<'_> {
         }
     }
 
-    /// Returns who refers to the children of a block.
+    /// Returns the owner of the references to the children of a block.
     fn referrer(&self, of: &Expected, found: &BlockRefs) -> Referrer {
         let is_full_backref = found.is_full_backref();
         if is_full_backref { Referrer::Block(of.logical) } else { Referrer::Tree(self.tree) }
@@ -138,10 +156,7 @@ impl Deletion<'_> {
         let mut by = Ref::Tree(self.tree);
         while next.level > 0 {
             let found = self.refs(&next)?;
-            if found.refs != 1 {
-                let refused = Refused::new("refs", found.refs, "1 on the way to drop_progress");
-                return Err(corrupt(next.logical, refused));
-            }
+            require_alone(&next, &found)?;
             let block = self.read(&next)?;
             let referrer = self.referrer(&next, &found);
             let is_started = progress != Key::MIN;
@@ -151,76 +166,80 @@ impl Deletion<'_> {
                 (true, true) => block.find(&progress).unwrap_or_else(|slot| slot),
                 (true, false) => covering_slot(&block, &progress).unwrap_or(0),
             };
-            let below = child(&block, slot, self.tree, next.end_key);
-            self.path.push(Step { block: Arc::clone(&block), slot, referrer, by });
+            let end = next.end_key;
+            let below = child(&block, slot, self.tree, end);
+            self.path.push(Step { block: Arc::clone(&block), slot, end, referrer, by });
             if is_end {
-                return Ok(());
+                break;
             }
             (next, by) = (below.ok_or_else(|| no_child(&block, slot))?, referrer.to_block());
         }
         Ok(())
     }
 
-    /// Returns the key and the level of the next child.
-    fn progress(&self) -> (Key, u8) {
-        let step = self
-            .path
-            .iter()
-            .rev()
-            .find_map(|step| step.block.key(step.slot).map(|key| (key, step.block.level())));
-        step.unwrap_or((Key::MIN, 0))
+    /// Returns the key and the level of the next child. The last node on the path has one whenever
+    /// a part ends ([`Self::run`]).
+    fn progress(&self) -> Option<(Key, u8)> {
+        let step = self.path.last()?;
+        step.block.key(step.slot).map(|key| (key, step.block.level()))
     }
 
     /// Deletes blocks until the part is done, or the whole tree.
     fn run(&mut self, root: &Expected) -> Result<(), TreeError> {
         if root.level == 0 {
             let found = self.refs(root)?;
+            require_alone(root, &found)?;
             let dropped = self.drop_leaf(root, &found, Ref::Tree(self.tree))?;
             let want = "references of this tree alone";
             let refused = || Refused::new("root", "references that change", want);
             return dropped.ok_or_else(|| corrupt(root.logical, refused()));
         }
-        while self.left > 0 {
-            let Some(step) = self.path.last() else { return Ok(()) };
-            let Some(next) = child(&step.block, step.slot, self.tree, None) else {
-                // All its children are gone.
-                if let Some(done) = self.path.pop() {
-                    self.running.drop_block(&done.block, done.by);
-                }
-                if let Some(parent) = self.path.last_mut() {
-                    parent.slot = parent.slot.saturating_add(1);
-                }
-                self.left = self.left.saturating_sub(1);
-                continue;
-            };
-            let by = step.referrer.to_block();
-            self.drop_child(&next, by)?;
-        }
-        Ok(())
-    }
-
-    /// Drops a child of the last node on the path, or descends into it.
-    fn drop_child(&mut self, next: &Expected, by: Ref) -> Result<(), TreeError> {
-        self.left = self.left.saturating_sub(1);
-        let mut found = self.refs(next)?;
-        if found.refs > 1 {
-            if !self.convert(next, &found)? {
+        loop {
+            // A part never ends at a node without a next child: its progress could not be named.
+            self.drop_finished();
+            if self.path.is_empty() || self.blocks_left == 0 || self.references_left == 0 {
                 return Ok(());
             }
-            found = self.refs(next)?;
+            self.drop_child()?;
         }
+    }
+
+    /// Drops the nodes at the end of the path whose children are gone.
+    fn drop_finished(&mut self) {
+        while let Some(done) = self.path.pop_if(|step| step.slot >= step.block.len()) {
+            self.running.drop_block(&done.block, done.by);
+            if let Some(parent) = self.path.last_mut() {
+                parent.slot = parent.slot.saturating_add(1);
+            }
+        }
+    }
+
+    /// Drops the next child of the last node on the path, or descends into it.
+    fn drop_child(&mut self) -> Result<(), TreeError> {
+        let Some(step) = self.path.last() else { return Ok(()) };
+        let next = child(&step.block, step.slot, self.tree, step.end);
+        let next = next.ok_or_else(|| no_child(&step.block, step.slot))?;
+        let by = step.referrer.to_block();
+        let mut found = self.refs(&next)?;
+        if found.refs > 1 {
+            if !self.convert(&next)? {
+                return Ok(());
+            }
+            found = self.refs(&next)?;
+        }
+        self.blocks_left = self.blocks_left.saturating_sub(1);
         let is_dropped = if found.refs > 1 {
             let (bytes, content) = (self.node_bytes(), Content::block(next.level, next.first_key));
             self.running.change_found_refs(next.logical, &found, |references| {
                 references.change(next.logical, bytes.into(), content, by, -1);
             })
         } else if next.level > 0 {
-            let block = self.read(next)?;
-            let referrer = self.referrer(next, &found);
-            self.path.push(Step { block, slot: 0, referrer, by });
+            let block = self.read(&next)?;
+            let referrer = self.referrer(&next, &found);
+            self.path.push(Step { block, slot: 0, end: next.end_key, referrer, by });
             return Ok(());
         } else {
-            self.drop_leaf(next, &found, by)?
+            self.drop_leaf(&next, &found, by)?
         };
         // If another tree has copied it meanwhile, it is looked at again.
         if let Some(step) = self.path.last_mut().filter(|_| is_dropped.is_some()) {
@@ -233,9 +252,13 @@ impl Deletion<'_> {
         self.running.params.node_bytes
     }
 
+    fn spend(&mut self, references: usize) {
+        self.references_left = self.references_left.saturating_sub(references);
+    }
+
     /// Frees a leaf that only this tree refers to. Returns `None` if its references have changed.
     fn drop_leaf(
-        &self,
+        &mut self,
         leaf: &Expected,
         found: &BlockRefs,
         by: Ref,
@@ -244,6 +267,7 @@ impl Deletion<'_> {
         let children = children(self.tree, &block)?;
         let (bytes, referrer) = (self.node_bytes(), self.referrer(leaf, found));
         let content = Content::block(leaf.level, block.key(0));
+        self.spend(children.len());
         Ok(self.running.change_found_refs(leaf.logical, found, |references| {
             change_child_refs(references, bytes, &children, referrer, -1);
             references.change(leaf.logical, bytes.into(), content, by, -1);
@@ -252,35 +276,60 @@ impl Deletion<'_> {
 
     /// Gives the subtree of a shared block full back references, if this tree owns it (law 2).
     /// Returns `false` if blocks are left for the next part.
-    fn convert(&mut self, shared: &Expected, found: &BlockRefs) -> Result<bool, TreeError> {
-        if found.is_full_backref() || shared.generation <= self.created {
+    ///
+    /// The kernel goes from the root of the subtree downward, and may have stopped on the way: a
+    /// node that has full back references may have descendants without.
+    fn convert(&mut self, shared: &Expected) -> Result<bool, TreeError> {
+        let end = shared.end_key.unwrap_or(Key::MAX);
+        if shared.generation <= self.created || end <= self.converted {
+            return Ok(true);
+        }
+        let found = self.refs(shared)?;
+        if shared.level == 0 && found.is_full_backref() {
+            self.converted = end;
             return Ok(true);
         }
         let block = self.read(shared)?;
         if block.owner() != self.tree {
+            self.converted = end;
             return Ok(true);
         }
-        let children = children(self.tree, &block)?;
-        for child in &children {
-            if let ChildRef::Block(child) = child {
-                let found = self.refs(child)?;
-                if !self.convert(child, &found)? {
-                    return Ok(false);
-                }
+        for slot in 0..block.len() {
+            if let Some(below) = child(&block, slot, self.tree, shared.end_key)
+                && !self.convert(&below)?
+            {
+                return Ok(false);
             }
         }
-        if self.left == 0 {
+        if found.is_full_backref() {
+            self.converted = end;
+            return Ok(true);
+        }
+        if self.blocks_left == 0 || self.references_left == 0 {
             return Ok(false);
         }
-        self.left = self.left.saturating_sub(1);
+        let children = children(self.tree, &block)?;
+        self.blocks_left = self.blocks_left.saturating_sub(1);
+        self.spend(children.len().saturating_mul(2));
         let (at, bytes) = (block.logical(), self.node_bytes());
         let content = Content::block(block.level(), block.key(0));
-        let converted = self.running.change_found_refs(at, found, |references| {
+        let converted = self.running.change_found_refs(at, &found, |references| {
             change_child_refs(references, bytes, &children, Referrer::Block(at), 1);
             change_child_refs(references, bytes, &children, Referrer::Tree(self.tree), -1);
             references.set_full_backref(at, bytes.into(), content);
         });
+        if converted.is_some() {
+            self.converted = end;
+        }
         // Otherwise it is looked at again.
         Ok(converted.is_some())
     }
 }
+
+fn require_alone(of: &Expected, found: &BlockRefs) -> Result<(), TreeError> {
+    require(found.refs == 1, "refs", found.refs, "1 on the way to drop_progress")
+        .map_err(|refused| corrupt(of.logical, refused))
+}
+
+#[cfg(test)]
+mod tests;

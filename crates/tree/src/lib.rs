@@ -9,8 +9,8 @@
 //! A file imports files of lower layers, and of its own:
 //!
 //! ```text
-//! forest        Forest, and its methods: joining, reserving, committing, data, log, administration;
-//!               drop_tree: a method of Handle
+//! forest        Forest, and its methods: joining, reserving, committing, data, log,
+//!               administration; drop_tree: a method of Handle
 //! commit steps  commit::context, checksum_tree, references::apply, chunks, device_stats
 //! transaction   running, TreeEdit; cow::copy, cow::shape, cow::change
 //! waiting       references, pending_checksums, chunks::changes: in memory until the commit

@@ -20,9 +20,9 @@
 //!    ([`PendingRefs`]). After a batch that failed, it gets the error that made the volume
 //!    read-only.
 //!
-//! 5. Threads that change different trees may copy or drop a block that both refer to. What a thread
-//!    does with the references of the children depends on those of the block, so it changes them
-//!    only while these are as it has read them ([`References::seen`]).
+//! 5. Threads that change different trees may copy or drop a block that both refer to. What a
+//!    thread does with the references of the children depends on those of the block, so it
+//!    changes them only while these are as it has read them ([`References::seen`]).
 //!
 //! Left to others: the extent items (`references::apply`, `item`, `keyed`), the space (`running`).
 

@@ -4,66 +4,14 @@
 //!
 //! 1. The thread does not keep the filesystem open. Closing the filesystem stops it after its
 //!    current step; the next open for writing goes on.
-//! 2. Subvolumes whose files are open are looked at again every [`RETRY`], until they are free.
-//! 3. A failure is kept for the next open: nothing waits for the thread.
+//! 2. Subvolumes whose files are open are looked at again every few seconds, until they are free.
+//! 3. Nothing waits for the thread. What it cannot free is looked at again, as in law 2.
 
+use crate::background::cleaner_signal::CleanerSignal;
 use crate::filesystem::Shared;
 use crate::{Error, Filesystem, Result};
-use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
-
-/// Pause before a subvolume with open files is looked at again.
-const RETRY: Duration = Duration::from_secs(5);
-
-/// What operations tell the cleaner.
-#[derive(Debug, Default)]
-pub(crate) struct CleanerSignal {
-    state: Mutex<State, rank::Cleaner>,
-    wake: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    is_due: bool,
-    is_stopped: bool,
-}
-
-impl CleanerSignal {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    /// Records that a subvolume was deleted.
-    pub(crate) fn request(&self) {
-        self.state().is_due = true;
-        self.wake.notify_all();
-    }
-
-    fn stop(&self) {
-        self.state().is_stopped = true;
-        self.wake.notify_all();
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.state().is_stopped
-    }
-
-    /// Waits until there may be something to free. Returns `false` at the end.
-    fn wait(&self, has_left: bool) -> bool {
-        let mut state = self.state();
-        while !state.is_due && !state.is_stopped {
-            if has_left {
-                state = self.wake.wait_timeout(state, RETRY).0;
-                break;
-            }
-            state = self.wake.wait(state);
-        }
-        state.is_due = false;
-        !state.is_stopped
-    }
-}
 
 /// The thread, which ends when this is dropped.
 #[derive(Debug)]
@@ -104,6 +52,7 @@ impl Filesystem {
     fn clean_in_background(&self, signal: &CleanerSignal) -> bool {
         let goes_on = || !signal.is_stopped() && self.may_begin().is_ok();
         let left = self.clean_subvolumes_while(&goes_on);
-        left.is_ok_and(|left| !left.is_empty())
+        // What cannot be read now may be readable later.
+        left.map_or_else(|_| self.may_begin().is_ok(), |left| !left.is_empty())
     }
 }

@@ -46,6 +46,21 @@ impl Filesystem {
         }
     }
 
+    /// Writes the data of the dirty files of one subvolume back and merges it, as
+    /// [`Self::write_back_all`].
+    pub(crate) fn write_back_subvolume(&self, write_state: &WriteState, id: u64) -> Result<()> {
+        let mut result = Ok(());
+        let mut from = FileId::new(id, 0);
+        loop {
+            let mut batch = write_state.dirty_from(from, FILES_PER_BATCH);
+            batch.retain(|entry| entry.id.subvolume == id);
+            let Some(last) = batch.last() else { return result };
+            from = FileId::new(id, last.id.ino.saturating_add(1));
+            let written = self.write_back_batch(write_state, &batch, MergeScope::Whole);
+            result = result.and(written);
+        }
+    }
+
     pub(crate) fn write_back_one(
         &self,
         write_state: &WriteState,
@@ -64,7 +79,10 @@ impl Filesystem {
     ) -> Result<()> {
         let pending = || entry.lock_shared().file.as_deref().map_or(0, FileState::pending_writes);
         while pending() > pending_max {
-            if !merge_shared(entry)? {
+            let merges = write_state.merges.read();
+            let is_merged = merge_shared(entry);
+            drop(merges);
+            if !is_merged? {
                 self.write_back_batch(write_state, std::slice::from_ref(entry), MergeScope::Part)?;
             }
         }
@@ -92,6 +110,7 @@ impl Filesystem {
         batch: &[Arc<InodeEntry>],
         scope: MergeScope,
     ) -> Result<()> {
+        let merges = write_state.merges.read();
         let entries: Vec<&InodeEntry> = batch.iter().map(|entry| &**entry).collect();
         let mut locked = LockedInodes::lock(&entries);
         let mut files: Vec<(&InodeEntry, &mut FileState, ItemUpdate)> = Vec::new();
@@ -125,6 +144,7 @@ impl Filesystem {
         }
         drop(files);
         drop(locked);
+        drop(merges);
         for entry in batch.iter().filter(|entry| !entry.is_listed() && !entry.is_pinned()) {
             write_state.idle.add(entry);
         }

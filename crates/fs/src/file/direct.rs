@@ -100,6 +100,7 @@ impl File {
             .any(|flag| inode.flags.contains(flag));
         let keeps_privileges = privileges == Privileges::Keep || entry.has_no_privileges();
         let may_share = is_plain && keeps_privileges && filesystem.tunables().nosec;
+        let may_share = may_share && !state.is_closed;
         let Some(data) = state.file.as_ref().filter(|_| may_share) else { return Ok(None) };
         Ok(data.begin_direct_write(range, allocation, wait)?)
     }

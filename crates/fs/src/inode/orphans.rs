@@ -26,6 +26,8 @@ impl Filesystem {
     /// Deletes an orphan, unless it is pinned.
     pub(crate) fn evict_orphan(&self, entry: &Arc<InodeEntry>) -> Result<()> {
         let write_state = self.write_state()?;
+        // Its subvolume is not deleted meanwhile.
+        let _merges = write_state.merges.read();
         // Before the inode lock: if nothing has been written to the subvolume yet, this deletes its
         // orphans and locks each of them.
         let subvolume = self.writable_subvolume(write_state, entry.id)?;

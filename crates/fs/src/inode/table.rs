@@ -83,6 +83,8 @@ pub(crate) struct InodeState {
     pub(crate) is_linkable: bool,
     /// The attributes are newer than the inode's item.
     pub(crate) is_item_stale: AtomicBool,
+    /// The subvolume is deleted or read-only: nothing of the inode is written.
+    pub(crate) is_closed: bool,
 }
 
 impl InodeEntry {
@@ -432,11 +434,21 @@ impl InodeTable {
 
     /// Returns whether an inode of a subvolume is pinned.
     pub(crate) fn has_pins_in(&self, subvolume: u64) -> bool {
-        let is_pinned =
-            |entry: &Arc<InodeEntry>| entry.id.subvolume == subvolume && entry.is_pinned();
-        self.shards
-            .iter()
-            .any(|shard| shard.read().entries.values().any(|placed| is_pinned(&placed.entry)))
+        let is_pinned = |entry: &InodeEntry| entry.id.subvolume == subvolume && entry.is_pinned();
+        let has_pins =
+            |shard: &Shard| shard.entries.values().any(|placed| is_pinned(&placed.entry));
+        self.shards.iter().any(|shard| has_pins(&shard.read()))
+    }
+
+    /// Returns the entries of the inodes of a subvolume.
+    pub(crate) fn entries_in(&self, subvolume: u64) -> Vec<Arc<InodeEntry>> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.read();
+            let entries = shard.entries.values().map(|placed| &placed.entry);
+            found.extend(entries.filter(|entry| entry.id.subvolume == subvolume).cloned());
+        }
+        found
     }
 
     /// Removes the entry of a deleted inode, if the table still has this one.

@@ -27,7 +27,8 @@ impl Filesystem {
     /// in them are open.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); a tree that cannot be read.
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); the first tree that cannot be read. The others
+    /// are freed.
     pub fn clean_subvolumes(&self) -> Result<Vec<u64>> {
         self.clean_subvolumes_while(&|| true)
     }
@@ -37,20 +38,23 @@ impl Filesystem {
     pub fn clean_subvolumes_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Vec<u64>> {
         let write_state = self.may_begin()?;
         let cleaning = write_state.cleaning.lock();
-        let mut left = Vec::new();
+        let (mut left, mut failed) = (Vec::new(), None);
         let mut from = Some(Ino(0));
         while let Some(start) = from.take() {
             let found = names::orphans(&self.forest().root_tree(), start, SUBVOLUMES_PER_BATCH)?;
             for Ino(id) in &found {
-                let is_free = self.clean(write_state, TreeId(*id), goes_on)?;
-                if !is_free {
-                    left.push(*id);
+                match self.clean(write_state, TreeId(*id), goes_on) {
+                    Ok(true) => {}
+                    Ok(false) => left.push(*id),
+                    Err(error) => {
+                        failed.get_or_insert(error);
+                    }
                 }
             }
             from = found.last().and_then(|last| last.0.checked_add(1)).map(Ino);
         }
         drop(cleaning);
-        Ok(left)
+        failed.map_or(Ok(left), Err)
     }
 
     /// Frees one subvolume. Returns `false` if a part of it is left.

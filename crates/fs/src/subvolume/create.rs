@@ -16,6 +16,7 @@
 use crate::inode::new_inode::{NewInode, next_index};
 use crate::inode::table::InodeEntry;
 use crate::names::create::check_name;
+use crate::subvolume::uuid_tree::UuidTree;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::{DeviceNumber, Inode, InodeFlags, RawInodeItem, Time};
@@ -26,7 +27,7 @@ use butternut_format::units::{Generation, Ino, TreeId};
 use butternut_format::uuid::Uuid;
 use butternut_names::{self as names, Found, Moment, NewName, SubvolumePair, Target};
 use butternut_sys::random;
-use butternut_tree::AtCommit;
+use butternut_tree::{AtCommit, ReservationLevel};
 use std::sync::Arc;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U32, U64};
@@ -56,7 +57,7 @@ impl Filesystem {
     /// As [`Filesystem::create`].
     pub fn create_subvolume(&self, dir: FileId, name: &[u8], new: &NewInode) -> Result<u64> {
         let writing = self.begin()?;
-        self.add_subvolume(&writing, dir, name, &mut |at_commit, entry, parent| {
+        self.add_subvolume(&writing, (dir, name), None, &mut |at_commit, entry, parent| {
             let generation = at_commit.generation();
             let root = empty_root(entry, generation, self.super_block().node_bytes());
             at_commit.create_tree(entry.id, &root)?;
@@ -68,7 +69,7 @@ impl Filesystem {
             let moment = Moment { generation, now: entry.now };
             let inode = Inode { bytes_used, ..new.inode(parent, moment) };
             names::insert_root_directory(&at_commit.tree(entry.id)?, &inode)?;
-            Ok(Uuid::NIL)
+            Ok(())
         })
     }
 
@@ -90,30 +91,32 @@ impl Filesystem {
         // Raises the error of a source that does not exist.
         self.subvolume_tree(source)?;
         // Most of the data is written back while operations may still write.
-        self.write_back_all(write_state)?;
+        self.write_back_subvolume(write_state, source)?;
         let excluded = write_state.snapshots.exclude_writes();
-        self.write_back_all(write_state)?;
-        let made = self.add_subvolume(write_state, dir, name, &mut |at_commit, entry, _| {
-            let mut received = Uuid::NIL;
+        // It may have been deleted meanwhile.
+        self.subvolume_tree(source)?;
+        self.write_back_subvolume(write_state, source)?;
+        let received = self.received_uuid(source)?;
+        let at = (dir, name);
+        let made = self.add_subvolume(write_state, at, received, &mut |at_commit, entry, _| {
             at_commit.snapshot(TreeId(source), entry.id, |root| {
                 describe_snapshot(root, entry, at_commit.generation(), access);
-                received = Uuid(root.received_uuid);
             })?;
-            Ok(received)
+            Ok(())
         });
         self.shared.source.forget_write_targets();
         drop(excluded);
         made
     }
 
-    /// Adds a subvolume that `make` makes inside the commit. `make` returns the UUID of the
-    /// subvolume that it was received from, or none.
+    /// Adds a subvolume that `make` makes inside the commit. `received` is the UUID of the
+    /// subvolume that it was received from, if there is one.
     fn add_subvolume(
         &self,
         write_state: &WriteState,
-        dir: FileId,
-        name: &[u8],
-        make: &mut dyn FnMut(&AtCommit<'_>, &NewEntry<'_>, &Inode) -> Result<Uuid>,
+        (dir, name): (FileId, &[u8]),
+        received: Option<Uuid>,
+        make: &mut dyn FnMut(&AtCommit<'_>, &NewEntry<'_>, &Inode) -> Result<()>,
     ) -> Result<u64> {
         check_name(name)?;
         let subvolume = self.writable_subvolume(write_state, dir)?;
@@ -126,33 +129,26 @@ impl Filesystem {
         let id = write_state.allocate_subvolume(&self.forest().root_tree())?;
         let (uuid, now) = (new_uuid()?, write_state.clock.now());
         let entry = NewEntry { parent: Arc::clone(&parent), name, index, id, uuid, now };
-        self.forest().commit_with(|at_commit| -> Result<()> {
-            let received = make(at_commit, &entry, &parent_inode)?;
+        let mut uuids = vec![(ItemType::UUID_SUBVOL, uuid)];
+        uuids.extend(received.map(|received| (ItemType::UUID_RECEIVED_SUBVOL, received)));
+        let uuid_tree = UuidTree::of(self.forest(), &uuids);
+        self.forest().commit_with(ReservationLevel::Normal, |at_commit| -> Result<()> {
+            make(at_commit, &entry, &parent_inode)?;
             add_entry(at_commit, &entry, &mut parent_inode)?;
-            self.add_uuids(at_commit, &entry, received)
+            uuid_tree.add(at_commit, &uuids, entry.id)
         })?;
         state.next_index = index.checked_add(1);
         parent.set(parent_inode);
         Ok(id.0)
     }
 
-    /// Lists a new subvolume in the UUID tree. A volume without one gets it from the kernel.
-    fn add_uuids(
-        &self,
-        at_commit: &AtCommit<'_>,
-        entry: &NewEntry<'_>,
-        received: Uuid,
-    ) -> Result<()> {
-        if self.forest().tree(TreeId::UUID)?.is_none() {
-            return Ok(());
-        }
-        let uuids = at_commit.tree(TreeId::UUID)?;
-        names::add_subvolume_uuid(&uuids, (ItemType::UUID_SUBVOL, entry.uuid), entry.id)?;
-        if !received.is_nil() {
-            let key = (ItemType::UUID_RECEIVED_SUBVOL, received);
-            names::add_subvolume_uuid(&uuids, key, entry.id)?;
-        }
-        Ok(())
+    /// Returns the UUID that a snapshot of a subvolume keeps of what it was received from.
+    fn received_uuid(&self, source: u64) -> Result<Option<Uuid>> {
+        let root = self.forest().root_item(TreeId(source))?;
+        let root = root.map(|(_, root)| root);
+        let root = root.filter(|root| root.flags().contains(RootFlags::READ_ONLY));
+        let received = root.and_then(|root| root.history()).map(|root| Uuid(root.received_uuid));
+        Ok(received.filter(|uuid| !uuid.is_nil()))
     }
 }
 

@@ -4,20 +4,23 @@
 //!
 //! 1. When the call returns, no name leads to the subvolume, also after a crash. An orphan item of
 //!    the root tree names it until its blocks are freed.
-//! 2. What memory has of it is dropped before: nothing is written to its tree from then on. Files
-//!    in it that are still open can be read until they are closed, and not written.
+//! 2. Nothing is written to its tree from then on: while operations that write and merges are
+//!    excluded, it is deleted, and then what memory has of it is dropped. Files in it that are
+//!    still open can be read until they are closed, and not written.
+//! 3. A deletion that fails has changed nothing, in memory either.
 
 use crate::names::create::check_name;
+use crate::subvolume::uuid_tree::UuidTree;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Filesystem, Result};
 use butternut_format::inode::InodeFlags;
-use butternut_format::key::{ItemType, RawKey};
-use butternut_format::root::{RootFlags, RootItem};
+use butternut_format::key::ItemType;
+use butternut_format::refused::{Refused, require};
+use butternut_format::root::RootItem;
 use butternut_format::units::{Ino, TreeId};
 use butternut_format::uuid::Uuid;
 use butternut_names::{self as names, Moment, OldName, OldTarget, SubvolumePair};
-use butternut_tree::{AtCommit, TreeError};
-use zerocopy::FromZeros;
+use butternut_tree::{ReservationLevel, TreeError};
 
 impl Filesystem {
     /// Deletes the subvolume of a name, with everything in it, and returns its id. The deletion is
@@ -50,17 +53,20 @@ impl Filesystem {
         }
         let id = TreeId(id.subvolume);
         let root = self.deletable(id)?;
-        write_state.discard_subvolume(id.0);
+        // None of its files is merged once it is deleted (law 2).
+        let alone = write_state.merges.write();
         let state = parent.lock();
         let mut parent_inode = self.directory_to_change(&parent)?;
         if parent_inode.flags.contains(InodeFlags::APPEND) {
             return Err(Error::NotPermitted { what: "the directory is append-only" });
         }
-        let link = names::parent_link(&self.forest().root_tree(), id)?;
-        let link = link.ok_or(Error::NotFound)?;
-        let has_uuids = self.forest().tree(TreeId::UUID)?.is_some();
+        let link = names::parent_link(&self.forest().root_tree(), id)?.ok_or(Error::NotFound)?;
+        let is_here = (link.parent, link.dir) == (subvolume.id, Ino(dir.ino)) && link.name == name;
+        require(is_here, "parent", "another entry", "this one").map_err(corrupt)?;
+        let uuids = uuids(&root);
+        let uuid_tree = UuidTree::of(self.forest(), &uuids);
         let now = write_state.clock.now();
-        self.forest().commit_with(|at_commit| -> Result<()> {
+        self.forest().commit_with(ReservationLevel::Deletion, |at_commit| -> Result<()> {
             let at = Ino(dir.ino);
             let edit = at_commit.tree(subvolume.id)?;
             let target = OldTarget::Unreferenced { index: link.index };
@@ -71,27 +77,24 @@ impl Filesystem {
             let roots = at_commit.tree(TreeId::ROOT)?;
             names::remove_root_ref(&roots, SubvolumePair { child: id, parent: subvolume.id })?;
             names::add_orphan(&roots, Ino(id.0))?;
-            if has_uuids {
-                remove_uuids(at_commit, id, &root)?;
-            }
-            at_commit.update_root(id, |raw| {
-                raw.refs.set(0);
-                raw.flags.set(raw.flags.get() | RootFlags::DEAD.0);
-                raw.drop_progress = RawKey::new_zeroed();
-                raw.drop_level = 0;
-            })?;
+            uuid_tree.remove(at_commit, &uuids, id)?;
+            at_commit.delete_tree(id)?;
             Ok(())
         })?;
         parent.set(parent_inode);
         drop(state);
         self.shared.roots.remove(id.0);
-        write_state.close_subvolume(id.0);
+        write_state.discard_subvolume(id.0);
+        drop(alone);
         Ok(id.0)
     }
 
     /// Returns the root item of a subvolume that may be deleted.
     fn deletable(&self, id: TreeId) -> Result<RootItem> {
         let roots = self.forest().root_tree();
+        if id == TreeId::FS {
+            return Err(Error::NotPermitted { what: "it is the top level" });
+        }
         if names::default_subvolume(&roots)? == Some(id) {
             return Err(Error::NotPermitted { what: "it is the default subvolume" });
         }
@@ -109,15 +112,16 @@ impl Filesystem {
     }
 }
 
-fn remove_uuids(at_commit: &AtCommit<'_>, id: TreeId, root: &RootItem) -> Result<()> {
-    let Some(history) = root.history() else { return Ok(()) };
-    let uuids = at_commit.tree(TreeId::UUID)?;
+fn corrupt(source: Refused) -> Error {
+    Error::Corrupt { tree: TreeId::ROOT, source }
+}
+
+/// Returns the UUIDs under which the UUID tree lists a subvolume.
+fn uuids(root: &RootItem) -> Vec<(ItemType, Uuid)> {
+    let history = root.history().unwrap_or_default();
     let known = [
         (ItemType::UUID_SUBVOL, Uuid(history.uuid)),
         (ItemType::UUID_RECEIVED_SUBVOL, Uuid(history.received_uuid)),
     ];
-    for (item_type, uuid) in known.into_iter().filter(|(_, uuid)| !uuid.is_nil()) {
-        names::remove_subvolume_uuid(&uuids, (item_type, uuid), id)?;
-    }
-    Ok(())
+    known.into_iter().filter(|(_, uuid)| !uuid.is_nil()).collect()
 }

@@ -1,5 +1,6 @@
 //! Properties of subvolumes that can be set: which one is the default, and which are read-only.
 
+use crate::subvolume::uuid_tree::UuidTree;
 use crate::{Error, Filesystem, Result};
 use butternut_format::feature;
 use butternut_format::key::ItemType;
@@ -7,6 +8,7 @@ use butternut_format::root::RootFlags;
 use butternut_format::units::TreeId;
 use butternut_format::uuid::Uuid;
 use butternut_names as names;
+use butternut_tree::ReservationLevel;
 
 impl Filesystem {
     /// Sets the subvolume that a mount without options shows. It is durable when this returns.
@@ -16,7 +18,10 @@ impl Filesystem {
     pub fn set_default_subvolume(&self, id: u64) -> Result<()> {
         let writing = self.begin()?;
         self.subvolume_tree(id)?;
-        self.forest().commit_with(|at_commit| -> Result<()> {
+        // An edit that finds no entry would end writing.
+        names::default_subvolume(&self.forest().root_tree())?
+            .ok_or(Error::Unsupported { what: "a volume without a default entry" })?;
+        self.forest().commit_with(ReservationLevel::Normal, |at_commit| -> Result<()> {
             names::set_default_subvolume(&at_commit.tree(TreeId::ROOT)?, TreeId(id))?;
             at_commit.add_feature(feature::DEFAULT_SUBVOL);
             Ok(())
@@ -39,12 +44,15 @@ impl Filesystem {
             return Err(Error::InvalidArgument { what: "the top level cannot be read-only" });
         }
         let excluded = write_state.snapshots.exclude_writes();
-        self.write_back_all(write_state)?;
+        self.subvolume_tree(id)?;
+        self.write_back_subvolume(write_state, id)?;
         let root = self.forest().root_item(TreeId(id))?;
         let received = root.and_then(|(_, root)| root.history()).map(|root| root.received_uuid);
-        let received = received.map_or(Uuid::NIL, Uuid);
-        let has_uuids = self.forest().tree(TreeId::UUID)?.is_some();
-        self.forest().commit_with(|at_commit| -> Result<()> {
+        let received = received.map(Uuid).filter(|uuid| !read_only && !uuid.is_nil());
+        let uuids: Vec<_> =
+            received.into_iter().map(|uuid| (ItemType::UUID_RECEIVED_SUBVOL, uuid)).collect();
+        let uuid_tree = UuidTree::of(self.forest(), &uuids);
+        self.forest().commit_with(ReservationLevel::Normal, |at_commit| -> Result<()> {
             at_commit.update_root(TreeId(id), |raw| {
                 let flags = raw.flags.get() & !RootFlags::READ_ONLY.0;
                 let set = if read_only { RootFlags::READ_ONLY.0 } else { 0 };
@@ -53,13 +61,12 @@ impl Filesystem {
                     raw.forget_received();
                 }
             })?;
-            if !read_only && has_uuids && !received.is_nil() {
-                let key = (ItemType::UUID_RECEIVED_SUBVOL, received);
-                names::remove_subvolume_uuid(&at_commit.tree(TreeId::UUID)?, key, TreeId(id))?;
+            if !uuids.is_empty() {
+                uuid_tree.remove(at_commit, &uuids, TreeId(id))?;
             }
             Ok(())
         })?;
-        write_state.close_subvolume(id);
+        write_state.set_closed(id, read_only);
         drop(excluded);
         Ok(())
     }

@@ -66,6 +66,12 @@ impl Roots {
             forest.tree_of_root(id, &root)
         };
         self.insert(subvolume, &tree);
+        // A deletion that was committed meanwhile may have removed the tree before it was inserted.
+        let root = forest.root_item(id)?;
+        if root.is_none_or(|(_, root)| root.refs() == 0 && subvolume != TOP_LEVEL) {
+            self.remove(subvolume);
+            return Err(not_found());
+        }
         Ok(tree)
     }
 }

@@ -108,6 +108,8 @@ ranks! {
     Cleaning
     /// Operations that write, and a snapshot, which excludes them.
     Snapshots
+    /// Merges of files into the trees, and a deletion of a subvolume, which excludes them.
+    Merges
     /// Moves of directories between directories: one at a time.
     Renames
     /// Finding the next inode number of a subvolume, once.

@@ -1,5 +1,5 @@
 //! The children of a tree block: the blocks below a node, and the data extents that a leaf of a
-//! subvolume names. Who refers to a block refers to its children through it.
+//! subvolume names.
 //!
 //! Left to others: when references change (`cow::copy`, `drop_tree`).
 

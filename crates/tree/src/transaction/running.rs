@@ -343,6 +343,11 @@ impl Running {
         AT_COMMIT_NODES.saturating_mul(node).saturating_add(references)
     }
 
+    /// As [`Self::at_commit_bytes`], for a deletion, which adds no references.
+    pub(crate) fn deletion_at_commit_bytes(&self) -> u64 {
+        AT_COMMIT_NODES.saturating_mul(self.params.node_bytes.into()) / 2
+    }
+
     /// Allocates the address of a new block of a tree.
     ///
     /// Reservations are estimates. Where one was too low, this adds a chunk if the devices have

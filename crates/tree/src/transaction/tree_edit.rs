@@ -38,6 +38,10 @@ impl<'a> TreeEdit<'a> {
         is_changed: Option<&'a Cell<bool>>,
     ) -> Result<Self, TreeError> {
         let transaction_tree = running.tree(id)?.ok_or(TreeError::NoTree { tree: id })?;
+        // A deletion is committed while no handle is open, so it stays as it is.
+        if transaction_tree.state().is_deleted {
+            return Err(TreeError::NoTree { tree: id });
+        }
         let tree = Tree::in_transaction(Arc::clone(&transaction_tree));
         Ok(Self { running, transaction_tree, tree, generation, is_changed })
     }

@@ -35,16 +35,16 @@ pub(crate) fn set(
 ) -> Outcome {
     let mut transaction = Transaction::open(global, &args.volume)?;
     let path = text::bytes(&args.subvolume);
-    let id = match std::str::from_utf8(&path).ok().and_then(|typed| typed.parse().ok()) {
-        Some(id) => id,
-        None => {
-            let found = transaction.find(&path, Follow::Last)?;
-            if !found.is_subvolume_root() {
-                return Err(Failure::new(text::escaped(&path), "not a subvolume")
-                    .hint("`butternut subvolume list` shows what there is"));
-            }
-            found.subvolume
+    let typed = std::str::from_utf8(&path).ok().and_then(|typed| typed.parse().ok());
+    let id = if let Some(id) = typed {
+        id
+    } else {
+        let found = transaction.find(&path, Follow::Last)?;
+        if !found.is_subvolume_root() {
+            return Err(Failure::new(text::escaped(&path), "not a subvolume")
+                .hint("`butternut subvolume list` shows what there is"));
         }
+        found.subvolume
     };
     let set = transaction.filesystem().set_default_subvolume(id);
     set.map_err(|error| transaction.failure(&error))?;

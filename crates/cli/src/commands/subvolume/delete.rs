@@ -28,12 +28,14 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeDeleteArgs, out: &mut Out
 fn delete(transaction: &mut Transaction, location: &Location) -> Result<u64, Failure> {
     let deleted = transaction.filesystem().delete_subvolume(location.dir, &location.name);
     let id = deleted.map_err(|error| {
-        let failure = failed(&location.path, &error);
-        match error {
-            Error::NotEmpty => failure.hint("delete the subvolumes inside it first"),
-            Error::InvalidArgument { .. } => failure.hint("`butternut rm -r` removes directories"),
-            _ => failure,
-        }
+        let hint = if matches!(error, Error::NotEmpty) {
+            Some("delete the subvolumes inside it first")
+        } else if matches!(error, Error::InvalidArgument { .. }) {
+            Some("`butternut rm -r` removes directories")
+        } else {
+            None
+        };
+        failed(&location.path, &error).hint_if(hint)
     })?;
     transaction.record("deleted", &location.path);
     Ok(id)

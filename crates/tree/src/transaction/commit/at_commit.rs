@@ -1,6 +1,6 @@
-//! [`AtCommit`]: changes that a caller makes inside a commit, while its gate is closed. Only there a
-//! tree can be created as a snapshot of another one: no handle is open, so the shared blocks of both
-//! stay as they are.
+//! [`AtCommit`]: changes that a caller makes inside a commit, while its gate is closed. Only there
+//! a tree can be created as a snapshot of another one: no handle is open, so the shared blocks of
+//! both stay as they are.
 //!
 //! ```text
 //! source: root* -> blocks        before    (* of the running transaction, copied if necessary)
@@ -14,7 +14,9 @@
 //! 1. After the snapshot, a shared block of the running transaction is not edited in place: it is
 //!    sealed ([`crate::cow`]), and the root items of both trees name this generation as that of the
 //!    last snapshot, so an edit looks up how often a block is referred to.
-//! 2. A change that fails after its first edit makes the volume read-only. One that fails before
+//! 2. A tree that is deleted here is not edited any more, by any thread: no handle is open that has
+//!    it open for changes.
+//! 3. A change that fails after its first edit makes the volume read-only. One that fails before
 //!    leaves nothing, and the commit goes on without it.
 //!
 //! Left to others: names of subvolumes, and items that refer to them.
@@ -24,16 +26,19 @@ use crate::cow::copy::Writer;
 use crate::cow::{RootRecord, Stop, TransactionTree};
 use crate::error::TreeError;
 use crate::forest::Forest;
-use crate::transaction::TreeEdit;
+use crate::transaction::enospc::Purpose;
+use crate::transaction::{ReservationLevel, TreeEdit};
 use butternut_format::feature::Feature;
-use butternut_format::key::{ItemType, Key};
+use butternut_format::key::{ItemType, Key, RawKey};
 use butternut_format::node::Expected;
 use butternut_format::refused::Refused;
-use butternut_format::root::RawRootItem;
+use butternut_format::root::{RawRootItem, RootFlags};
 use butternut_format::units::{Generation, Logical, TreeId, length};
+use butternut_space::Class;
 use butternut_sys::wait::Wait;
 use std::cell::Cell;
 use std::sync::Arc;
+use zerocopy::FromZeros;
 
 /// A commit while its gate is closed, for the changes of one caller.
 #[derive(Debug)]
@@ -54,10 +59,21 @@ impl Forest {
     /// made the volume read-only.
     pub fn commit_with<R, E: From<TreeError>>(
         self: &Arc<Self>,
+        level: ReservationLevel,
         change: impl FnOnce(&AtCommit<'_>) -> Result<R, E>,
     ) -> Result<R, E> {
-        let running = self.running()?;
-        let reservation = self.reserve_metadata(running.at_commit_bytes(), Wait::Block)?;
+        let reservation = match level {
+            ReservationLevel::Normal => {
+                let bytes = self.running()?.at_commit_bytes();
+                self.reserve_metadata(bytes, Wait::Block)?
+            }
+            ReservationLevel::Deletion | ReservationLevel::Prereserved => {
+                self.reserve_or_flush(Purpose::Deletion, Wait::Block, |running| {
+                    let bytes = running.deletion_at_commit_bytes();
+                    Ok(running.space.reserve_for_deletion(Class::Metadata, bytes))
+                })?
+            }
+        };
         let (mut change, mut result) = (Some(change), None);
         let committed = self.commit_once(Some(&mut |at_commit| {
             let Some(change) = change.take() else { return false };
@@ -134,10 +150,13 @@ impl<'a> AtCommit<'a> {
         id: TreeId,
         describe: impl FnOnce(&mut RawRootItem),
     ) -> Result<(), TreeError> {
+        let (running, generation) = (self.commit.running, self.generation());
+        if running.tree(id)?.is_some() {
+            let key = Key::new(id.0, ItemType::ROOT_ITEM, generation.0);
+            return Err(TreeError::Exists { tree: TreeId::ROOT, key });
+        }
         let edit = self.tree(source)?;
         let root = edit.copied_root()?;
-        let generation = self.generation();
-        let running = self.commit.running;
         let tree = running.tree(source)?.ok_or(TreeError::NoTree { tree: source })?;
         let mut record = {
             let mut state = tree.state_mut();
@@ -167,6 +186,29 @@ impl<'a> AtCommit<'a> {
         let sealed = tree.state().sealed.clone();
         snapshot.state_mut().sealed = sealed;
         Ok(())
+    }
+
+    /// Deletes a subvolume: its root item says that nothing refers to it. Its blocks are freed
+    /// later ([`Handle::drop_tree`](crate::Handle::drop_tree)).
+    ///
+    /// # Errors
+    /// There is no such tree.
+    pub fn delete_tree(&self, id: TreeId) -> Result<(), TreeError> {
+        self.update_root(id, |raw| {
+            raw.refs.set(0);
+            raw.flags.set(raw.flags.get() | RootFlags::DEAD.0);
+            raw.drop_progress = RawKey::new_zeroed();
+            raw.drop_level = 0;
+        })?;
+        let tree = self.commit.running.tree(id)?.ok_or(TreeError::NoTree { tree: id })?;
+        tree.state_mut().is_deleted = true;
+        Ok(())
+    }
+
+    /// Makes the kernel rebuild the UUID tree when it mounts the volume.
+    pub fn outdate_uuid_tree(&self) {
+        self.commit.running.super_block().uuid_tree_generation.set(0);
+        self.is_changed.set(true);
     }
 
     /// Changes the fields of a root item that do not follow from its root block.

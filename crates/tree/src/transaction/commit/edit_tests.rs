@@ -2,7 +2,7 @@
 //! read.
 
 use super::tests::{change_item, fresh, item, open, put};
-use crate::references::Ref;
+use crate::references::{Content, Ref};
 use crate::{Block, Change, Forest, ForestOptions, Need, TreeError};
 use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
 use butternut_format::key::{ItemType, Key};
@@ -154,7 +154,9 @@ fn a_copy_that_fails_changes_no_reference_and_keeps_no_space() {
     *bad.bytes_mut().get_mut(at + 20).expect("a type") = 9;
     forest.running().expect("writable").blocks().insert(Arc::new(bad));
     let running = forest.running().expect("writable");
-    running.change_block(&leaf, Ref::Shared(Logical(1 << 45)), 1);
+    let (bytes, content) = (running.params.node_bytes, Content::block(leaf.level, leaf.first_key));
+    let reference = Ref::Shared(Logical(1 << 45));
+    running.references().change(leaf.logical, bytes.into(), content, reference, 1);
     let trees = running.trees();
     let tree = trees.iter().find(|tree| tree.id() == TreeId::FS).expect("a tree");
     let generation = forest.generation().expect("writable");
