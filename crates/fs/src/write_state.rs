@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! snapshots           operations share it, a snapshot excludes them
-//! merges              merges share it, a deletion of a subvolume excludes them
 //! renames             directories move one at a time
+//! merges              merges share it, a deletion of a subvolume excludes them
 //! inode locks         ascending by id
 //! a transaction       joined; no inode lock is waited for, no data is read or written
 //! attributes          of one inode; the trees are read under it if they are not in memory

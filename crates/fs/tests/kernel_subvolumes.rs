@@ -93,7 +93,7 @@ fn a_rich_volume_gets_subvolumes_and_snapshots() {
             "set -e; cd '{}'\n\
              btrfs subvolume show 'ours/of 0' | grep -q readonly\n\
              uuid() {{ btrfs subvolume show \"$1\" | grep -P \"^\\t$2\" | awk '{{print $NF}}'; }}\n\
-             test \"$(uuid 'ours/of 0' Parent)\" = \"$(uuid sub UUID)\"\n\
+             test \"$(uuid 'ours/of 0' 'Parent UUID')\" = \"$(uuid sub UUID)\"\n\
              echo kernel > 'ours/of 1/kernel'; rm -r all/dir\n\
              btrfs -q subvolume snapshot all ours/by_kernel\n\
              btrfs -q subvolume delete all\n\

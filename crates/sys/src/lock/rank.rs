@@ -108,10 +108,10 @@ ranks! {
     Cleaning
     /// Operations that write, and a snapshot, which excludes them.
     Snapshots
-    /// Merges of files into the trees, and a deletion of a subvolume, which excludes them.
-    Merges
     /// Moves of directories between directories: one at a time.
     Renames
+    /// Merges of files into the trees, and a deletion of a subvolume, which excludes them.
+    Merges
     /// Finding the next inode number of a subvolume, once.
     SubvolumeOpening
     /// The inode lock. Several by rising id; that of a new inode after its directory.
