@@ -57,7 +57,7 @@ btrfs -q subvolume create big
 for i in $(seq 3000); do echo $i > big/small$i; done
 for i in $(seq 300); do head -c $((i * 500)) /dev/urandom > big/file$i; done
 long=$(head -c 1500 /dev/zero | tr '\\0' x)
-for i in $(seq 2000); do setfattr -n user.long -v $long big/small$i; done
+for i in $(seq 700); do setfattr -n user.long -v $long big/small$i; done
 cp --reflink=always big/file300 big/clone
 mkdir out
 sync

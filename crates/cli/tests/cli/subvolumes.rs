@@ -61,7 +61,7 @@ fn the_default_subvolume_and_read_only_are_set() {
     butternut(&["subvolume", "set-default", &image, "/b"]).ok();
     let default = butternut(&["subvolume", "get-default", &image]).ok();
     assert!(default.starts_with("ID 257 gen ") && default.ends_with(" path b\n"), "{default}");
-    let at_top = format!("{image}@");
+    let at_top = format!("{image}@5");
     let refused = butternut(&["subvolume", "delete", &at_top, "/b"]).failure();
     assert!(refused.contains("default subvolume"), "{refused}");
     butternut(&["subvolume", "set-default", &image, "5"]).ok();
