@@ -10,7 +10,7 @@ use super::{CHANGE_HELP, VolumeArgs};
 #[derive(Debug, Subcommand)]
 pub(crate) enum SubvolumeCommand {
     /// Create empty subvolumes
-    #[command(after_help = CHANGE_HELP)]
+    #[command(after_help = CREATE_HELP)]
     Create(SubvolumeCreateArgs),
     /// Create a snapshot of a subvolume
     #[command(after_help = SNAPSHOT_HELP)]
@@ -29,6 +29,12 @@ pub(crate) enum SubvolumeCommand {
     SetDefault(SubvolumeSetDefaultArgs),
 }
 
+const CREATE_HELP: &str = "\
+Each subvolume is durable as soon as it is created: if the command fails, those before it stay. They
+belong to the user who runs the command.
+
+The volume must not be mounted.";
+
 const SNAPSHOT_HELP: &str = "\
 A snapshot shares all data with its source until one of the two changes. It does not contain the
 subvolumes inside its source: they appear as empty directories.
@@ -36,7 +42,7 @@ subvolumes inside its source: they appear as empty directories.
 The volume must not be mounted.";
 
 const DELETE_HELP: &str = "\
-The deletion itself is durable at once; the space is freed before the command ends. If the command
+Each deletion is durable at once: if the command fails, those before it stay. The space is freed before the command ends. If the command
 is interrupted, or with --keep-space, the next mount for writing frees the rest.
 
 The volume must not be mounted.";
