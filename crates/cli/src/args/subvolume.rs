@@ -42,8 +42,9 @@ subvolumes inside its source: they appear as empty directories.
 The volume must not be mounted.";
 
 const DELETE_HELP: &str = "\
-Each deletion is durable at once: if the command fails, those before it stay. The space is freed before the command ends. If the command
-is interrupted, or with --keep-space, the next mount for writing frees the rest.
+Each deletion is durable at once: if the command fails, those before it stay. The space is freed
+before the command ends. If the command is interrupted, or with --keep-space, the next mount for
+writing frees the rest.
 
 The volume must not be mounted.";
 
