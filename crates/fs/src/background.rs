@@ -2,6 +2,8 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `cleaner` | frees deleted subvolumes |
+//! | `cleaner_signal` | what operations tell the cleaner |
 //! | `committer` | commits the running transaction at an interval, and when much has changed |
 //! | `flusher` | writes dirty pages back, and throttles writers |
 //! | `outstanding` | counts I/O that has not completed |

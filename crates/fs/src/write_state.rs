@@ -163,9 +163,11 @@ impl WriteState {
     /// Ends writing to a deleted subvolume, and drops its changes that are in memory only. The
     /// caller excludes operations that write and merges.
     pub(crate) fn discard_subvolume(&self, id: u64) {
-        self.set_closed(id, true);
+        let closed = self.subvolumes().remove(&id);
+        drop(closed);
         for entry in self.table.entries_in(id) {
             let mut state = entry.lock();
+            state.is_closed = true;
             if self.is_dirty(entry.id) {
                 if let Some(file) = state.file.as_mut() {
                     file.discard();

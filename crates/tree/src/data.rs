@@ -185,10 +185,7 @@ impl Handle {
 
     /// Sets a feature bit of the superblock, which the commit of this transaction writes.
     pub fn add_feature(&self, feature: Feature) {
-        let mut raw = self.running().super_block();
-        if !raw.has(feature) {
-            let with = raw.incompat_flags.get() | feature.mask();
-            raw.incompat_flags.set(with);
+        if self.running().add_feature(feature) {
             self.mark_changed();
         }
     }

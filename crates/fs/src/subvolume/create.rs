@@ -65,9 +65,7 @@ impl Filesystem {
             let (kind, uid, gid) = (FileKind::Directory, new.uid, new.gid);
             let rdev = DeviceNumber::default();
             let new = names::NewInode { kind, permissions, uid, gid, rdev };
-            let bytes_used = 0;
-            let moment = Moment { generation, now: entry.now };
-            let inode = Inode { bytes_used, ..new.inode(parent, moment) };
+            let inode = new.inode(parent, Moment { generation, now: entry.now });
             names::insert_root_directory(&at_commit.tree(entry.id)?, &inode)?;
             Ok(())
         })

@@ -18,7 +18,7 @@
 //! 2. Only blocks of subvolumes can have several references or full back references, and only
 //!    those that are not newer than the last snapshot or were moved by a balance. The root has
 //!    neither.
-//!    Threads that copy it for different trees do so one after the other (law 5 of
+//!    Threads that copy such a block for different trees do so one after the other (law 5 of
 //!    [`crate::references`]).
 //! 3. A copy that fails has changed no reference count and keeps no space.
 //! 4. No address has two blocks. Where the free space tree of a damaged volume gives out the

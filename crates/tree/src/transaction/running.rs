@@ -30,6 +30,7 @@ use crate::transaction::params::VolumeParams;
 use crate::transaction::read_epochs::ReadEpochs;
 use crate::tree::Tree;
 use butternut_format::extent::{EXTENT_FLAG_FULL_BACKREF, Extent};
+use butternut_format::feature::Feature;
 use butternut_format::inode::Time;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::{Expected, RawKeyPtr};
@@ -286,6 +287,15 @@ impl Running {
 
     pub(crate) fn super_block(&self) -> MutexGuard<'_, RawSuperBlock> {
         self.super_block.lock_or_else(|_| self.fail_after_panic())
+    }
+
+    /// Sets a feature bit of the superblock. Returns whether it was not set.
+    pub(crate) fn add_feature(&self, feature: Feature) -> bool {
+        let mut raw = self.super_block();
+        let is_new = !raw.has(feature);
+        let with = raw.incompat_flags.get() | feature.mask();
+        raw.incompat_flags.set(with);
+        is_new
     }
 
     pub(crate) fn chunks(&self) -> MutexGuard<'_, Chunks> {

@@ -5,8 +5,8 @@ use std::io::Write;
 use butternut::{Follow, TOP_LEVEL};
 
 use crate::args::{GlobalArgs, SubvolumeSetDefaultArgs, VolumesArgs};
-use crate::commands::transaction::Transaction;
-use crate::failure::{Completion, Failure, Outcome};
+use crate::commands::transaction::{Transaction, not_a_subvolume};
+use crate::failure::{Completion, Outcome};
 use crate::output::{Output, json, text};
 use crate::volume::OpenVolume;
 
@@ -41,8 +41,7 @@ pub(crate) fn set(
     } else {
         let found = transaction.find(&path, Follow::Last)?;
         if !found.is_subvolume_root() {
-            return Err(Failure::new(text::escaped(&path), "not a subvolume")
-                .hint("`butternut subvolume list` shows what there is"));
+            return Err(not_a_subvolume(&path));
         }
         found.subvolume
     };

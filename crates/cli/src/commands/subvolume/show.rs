@@ -5,6 +5,7 @@ use std::io::Write;
 use butternut::{Follow, SubvolumeInfo, TOP_LEVEL, Time};
 
 use crate::args::{GlobalArgs, SubvolumeShowArgs};
+use crate::commands::transaction::not_a_subvolume;
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, json, text, time};
 use crate::volume::OpenVolume;
@@ -14,8 +15,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeShowArgs, out: &mut Outpu
     let id = opened.resolve(&args.path, Follow::Last)?;
     let what = text::escaped(&text::bytes(&args.path));
     if !id.is_subvolume_root() {
-        return Err(Failure::new(what, "not a subvolume")
-            .hint("`butternut subvolume list` shows what there is"));
+        return Err(not_a_subvolume(&text::bytes(&args.path)));
     }
     let shown =
         opened.filesystem.subvolume(id.subvolume).map_err(|error| Failure::of(&*what, &error))?;

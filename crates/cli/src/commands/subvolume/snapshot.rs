@@ -6,7 +6,7 @@
 use butternut::{FileKind, Follow, SnapshotAccess};
 
 use crate::args::{GlobalArgs, SubvolumeSnapshotArgs};
-use crate::commands::transaction::{Location, Transaction, failed, split};
+use crate::commands::transaction::{Location, Transaction, failed, not_a_subvolume, split};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 
@@ -15,8 +15,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeSnapshotArgs, out: &mut O
     let source_path = text::bytes(&args.source);
     let source = transaction.find(&source_path, Follow::Last)?;
     if !source.is_subvolume_root() {
-        return Err(Failure::new(text::escaped(&source_path), "not a subvolume")
-            .hint("`butternut subvolume list` shows what there is"));
+        return Err(not_a_subvolume(&source_path));
     }
     let location = destination(&transaction, &text::bytes(&args.destination), &source_path)?;
     let access = if args.read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };

@@ -47,8 +47,8 @@ pub struct AtCommit<'a> {
     is_changed: Cell<bool>,
 }
 
-/// A caller's changes in a commit; returns whether the transaction has them.
-pub(super) type Changes<'a> = dyn FnMut(&AtCommit<'_>) -> bool + 'a;
+/// A caller's changes in a commit.
+pub(super) type Changes<'a> = dyn FnMut(&AtCommit<'_>) + 'a;
 
 impl Forest {
     /// Commits the running transaction, and calls `change` inside that commit, while no handle is
@@ -76,14 +76,12 @@ impl Forest {
         };
         let (mut change, mut result) = (Some(change), None);
         let committed = self.commit_once(Some(&mut |at_commit| {
-            let Some(change) = change.take() else { return false };
+            let Some(change) = change.take() else { return };
             let changed = change(at_commit);
-            let is_begun = at_commit.is_changed.get();
-            if is_begun && changed.is_err() {
+            if at_commit.is_changed.get() && changed.is_err() {
                 at_commit.abort_half_change();
             }
             result = Some(changed);
-            is_begun
         }));
         drop(reservation);
         match (result, committed) {
@@ -231,10 +229,9 @@ impl<'a> AtCommit<'a> {
 
     /// Sets a feature bit of the superblock, which this commit writes.
     pub fn add_feature(&self, feature: Feature) {
-        let mut raw = self.commit.running.super_block();
-        let with = raw.incompat_flags.get() | feature.mask();
-        raw.incompat_flags.set(with);
-        self.is_changed.set(true);
+        if self.commit.running.add_feature(feature) {
+            self.is_changed.set(true);
+        }
     }
 
     /// Adds a tree whose root `make_root` makes.
