@@ -35,13 +35,25 @@ fn request_clone(socket: &PathBuf) -> (UnixStream, Option<OwnedFd>, String) {
     (stream, fd, line)
 }
 
-/// Calls `act`, and waits until the thread that watches the mount table has run again or has ended.
-fn wait_for_watcher(process: u64, act: impl FnOnce()) {
-    let tasks = || fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+/// Returns the thread of `process` that watches the mount table. A thread has the name of its
+/// process until it runs for the first time, which may be after the mount is reported.
+fn watcher(process: u64) -> PathBuf {
     let watches = |path: &PathBuf| {
         fs::read_to_string(path.join("comm")).is_ok_and(|name| name == "butternut-mnt\n")
     };
-    let thread = tasks().map(|task| task.path()).find(watches).unwrap();
+    loop {
+        let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+        let mut paths = tasks.flatten().map(|task| task.path());
+        if let Some(path) = paths.find(watches) {
+            return path;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Calls `act`, and waits until the thread that watches the mount table has run again or has ended.
+fn wait_for_watcher(process: u64, act: impl FnOnce()) {
+    let thread = watcher(process);
     let switches = || {
         let status = fs::read_to_string(thread.join("status")).ok()?;
         status.lines().find(|line| line.starts_with("voluntary")).map(str::to_owned)
