@@ -31,6 +31,7 @@ pub(crate) mod shape;
 
 use crate::Block;
 use crate::blocks::Blocks;
+use crate::drop_tree::converted::Converted;
 use crate::error::TreeError;
 use crate::log::changes::ChangedInodes;
 use crate::search::{child, covering_slot, no_child};
@@ -135,9 +136,9 @@ pub(crate) struct TreeState {
     pub(crate) is_changed: bool,
     /// Whether the tree is a deleted subvolume: it is read, and freed, and not edited.
     pub(crate) is_deleted: bool,
-    /// Of a deleted tree: before this key, all shared blocks have full back references (law 2 of
+    /// Of a deleted tree: how far shared blocks have full back references (law 2 of
     /// [`crate::drop_tree`]).
-    pub(crate) converted: Key,
+    pub(crate) converted: Converted,
 }
 
 impl std::fmt::Debug for TransactionTree {
@@ -156,7 +157,7 @@ impl TransactionTree {
         let is_unreferenced = record.as_ref().is_some_and(|record| record.raw.refs.get() == 0);
         let state = TreeState {
             is_deleted: is_unreferenced && root.tree.is_subvolume() && root.tree != TreeId::FS,
-            converted: Key::MIN,
+            converted: Converted::NOTHING,
             root,
             committed_root: root,
             changes: ChangedInodes::default(),

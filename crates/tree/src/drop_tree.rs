@@ -21,8 +21,11 @@
 //!
 //! Left to others: when it is allowed (`fs`), and the items that name the tree.
 
+pub(crate) mod converted;
+
 use crate::Block;
 use crate::cow::fetch_missing;
+use crate::drop_tree::converted::Converted;
 use crate::error::TreeError;
 use crate::references::children::{change_child_refs, children};
 use crate::references::{Content, Ref, Referrer, corrupt};
@@ -66,8 +69,8 @@ struct Deletion<'a> {
     /// Blocks that are not newer belong to the source of this snapshot.
     created: Generation,
     path: Vec<Step>,
-    /// Before this key, shared blocks have full back references.
-    converted: Key,
+    /// How far law 2 is kept.
+    converted: Converted,
     /// Blocks and references that may still be handled in this part.
     blocks_left: usize,
     references_left: usize,
@@ -100,11 +103,17 @@ impl Handle {
         };
         let progress = Key::from(&record.raw.drop_progress);
         deletion.resume(&root, progress, record.raw.drop_level)?;
-        self.mark_changed();
+        let begin = (deletion.progress(), converted);
         let result = deletion.run(&root);
         if deletion.path.is_empty() && result.is_ok() {
+            self.mark_changed();
             return Ok(Dropped::Whole);
         }
+        // A deletion that cannot go on causes no commit.
+        if (deletion.progress(), deletion.converted) == begin {
+            return result.map(|()| Dropped::Part);
+        }
+        self.mark_changed();
         let mut state = tree.state_mut();
         state.converted = deletion.converted;
         if let Some((key, level)) = deletion.progress()
@@ -163,7 +172,7 @@ impl Deletion<'_> {
             let is_end = !is_started || next.level <= level;
             let slot = match (is_started, is_end) {
                 (false, _) => 0,
-                (true, true) => block.find(&progress).unwrap_or_else(|slot| slot),
+                (true, true) => self.slot_of(&block, progress)?,
                 (true, false) => covering_slot(&block, &progress).unwrap_or(0),
             };
             let end = next.end_key;
@@ -175,6 +184,15 @@ impl Deletion<'_> {
             (next, by) = (below.ok_or_else(|| no_child(&block, slot))?, referrer.to_block());
         }
         Ok(())
+    }
+
+    /// Returns the slot of the progress. A child that it does not name would never be freed.
+    fn slot_of(&self, block: &Block, progress: Key) -> Result<usize, TreeError> {
+        block.find(&progress).map_err(|_| {
+            let refused =
+                Refused::new("drop_progress", progress, "a key of the node at drop_level");
+            corrupt(block.logical(), refused)
+        })
     }
 
     /// Returns the key and the level of the next child. The last node on the path has one whenever
@@ -197,7 +215,7 @@ impl Deletion<'_> {
         loop {
             // A part never ends at a node without a next child: its progress could not be named.
             self.drop_finished();
-            if self.path.is_empty() || self.blocks_left == 0 || self.references_left == 0 {
+            if self.path.is_empty() || self.is_part_done() {
                 return Ok(());
             }
             self.drop_child()?;
@@ -280,19 +298,21 @@ impl Deletion<'_> {
     /// The kernel goes from the root of the subtree downward, and may have stopped on the way: a
     /// node that has full back references may have descendants without.
     fn convert(&mut self, shared: &Expected) -> Result<bool, TreeError> {
-        let end = shared.end_key.unwrap_or(Key::MAX);
-        if shared.generation <= self.created || end <= self.converted {
+        let end = (shared.end_key.unwrap_or(Key::MAX), shared.level);
+        if shared.generation <= self.created || self.converted.includes(end) {
             return Ok(true);
+        }
+        // Blocks that need nothing are counted as well: a large subtree may be full of them.
+        if self.is_part_done() {
+            return Ok(false);
         }
         let found = self.refs(shared)?;
         if shared.level == 0 && found.is_full_backref() {
-            self.converted = end;
-            return Ok(true);
+            return Ok(self.pass(end));
         }
         let block = self.read(shared)?;
         if block.owner() != self.tree {
-            self.converted = end;
-            return Ok(true);
+            return Ok(self.pass(end));
         }
         for slot in 0..block.len() {
             if let Some(below) = child(&block, slot, self.tree, shared.end_key)
@@ -302,14 +322,12 @@ impl Deletion<'_> {
             }
         }
         if found.is_full_backref() {
-            self.converted = end;
-            return Ok(true);
+            return Ok(self.pass(end));
         }
-        if self.blocks_left == 0 || self.references_left == 0 {
+        if self.is_part_done() {
             return Ok(false);
         }
         let children = children(self.tree, &block)?;
-        self.blocks_left = self.blocks_left.saturating_sub(1);
         self.spend(children.len().saturating_mul(2));
         let (at, bytes) = (block.logical(), self.node_bytes());
         let content = Content::block(block.level(), block.key(0));
@@ -318,11 +336,19 @@ impl Deletion<'_> {
             change_child_refs(references, bytes, &children, Referrer::Tree(self.tree), -1);
             references.set_full_backref(at, bytes.into(), content);
         });
-        if converted.is_some() {
-            self.converted = end;
-        }
-        // Otherwise it is looked at again.
-        Ok(converted.is_some())
+        // If its references have changed, it is looked at again.
+        Ok(converted.is_some() && self.pass(end))
+    }
+
+    /// Notes that a block keeps law 2, with its descendants. Returns `true`.
+    fn pass(&mut self, end: (Key, u8)) -> bool {
+        self.converted.pass(end);
+        self.blocks_left = self.blocks_left.saturating_sub(1);
+        true
+    }
+
+    fn is_part_done(&self) -> bool {
+        self.blocks_left == 0 || self.references_left == 0
     }
 }
 
