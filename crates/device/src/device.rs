@@ -64,12 +64,12 @@ pub trait Device: Debug + Send + Sync {
     fn flush(&self) -> Result<(), DeviceError>;
 
     /// Claims a block device exclusively that the caller's mount has held until now, and waits for
-    /// at most `wait` for it. Does nothing for other devices.
+    /// at most `wait` for it. Returns whether other programs could write to the device meanwhile.
     ///
     /// # Errors
     /// Another program holds the device. It may have written to it.
-    fn claim(&self, _wait: Duration) -> Result<(), DeviceError> {
-        Ok(())
+    fn claim(&self, _wait: Duration) -> Result<bool, DeviceError> {
+        Ok(true)
     }
 
     /// Declares a range unused (TRIM). Succeeds without effect on devices that do not support it.

@@ -40,7 +40,7 @@ use butternut_sys::file::{Alignment, WriteCache};
 use butternut_sys::lock::{Condvar, Mutex, RwLock, rank};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The unit in which rules select, in bytes.
@@ -56,6 +56,7 @@ pub struct FaultyDevice {
     seed: u64,
     rules: RwLock<Rules, rank::FaultRules>,
     counts: [AtomicU64; FAULTS],
+    is_held: AtomicBool,
     /// Notified when a rule is removed, or a read is held.
     changed: (Mutex<(), rank::FaultChange>, Condvar),
 }
@@ -170,7 +171,13 @@ struct MatchedRule {
 impl FaultyDevice {
     pub fn new(inner: Arc<dyn Device>, seed: u64) -> FaultyDevice {
         let counts = std::array::from_fn(|_| AtomicU64::new(0));
-        FaultyDevice { inner, seed, rules: RwLock::default(), counts, changed: Default::default() }
+        let (rules, changed) = (RwLock::default(), Default::default());
+        FaultyDevice { inner, seed, rules, counts, is_held: AtomicBool::new(false), changed }
+    }
+
+    /// Makes this a device that the process has claimed at its open.
+    pub fn hold(&self) {
+        self.is_held.store(true, Ordering::Relaxed);
     }
 
     /// Adds a rule.
@@ -478,12 +485,12 @@ impl Device for FaultyDevice {
         self.inner.flush()
     }
 
-    fn claim(&self, wait: Duration) -> Result<(), DeviceError> {
+    fn claim(&self, wait: Duration) -> Result<bool, DeviceError> {
         let matched = self.match_rules(0, 1, |fault| matches!(fault, Fault::ClaimError));
         if self.delay_or_fail(&matched).is_err() {
             return Err(DeviceError::Claim { device: self.name().into(), cause: Errno::BUSY });
         }
-        self.inner.claim(wait)
+        Ok(self.inner.claim(wait)? && !self.is_held.load(Ordering::Relaxed))
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {

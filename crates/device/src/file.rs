@@ -210,7 +210,7 @@ impl Device for FileDevice {
         self.file.flush().map_err(|cause| DeviceError::flush(self, cause))
     }
 
-    fn claim(&self, wait: Duration) -> Result<(), DeviceError> {
+    fn claim(&self, wait: Duration) -> Result<bool, DeviceError> {
         let device = || self.name.clone();
         self.file.claim(wait).map_err(|cause| DeviceError::Claim { device: device(), cause })
     }

@@ -285,13 +285,17 @@ impl DiskFile {
     }
 
     /// Claims a block device exclusively that the caller's mount has held until now (law 5). Waits
-    /// for at most `wait` until no other program holds it. Does nothing for other disks.
+    /// for at most `wait` until no other program holds it. Returns whether others could write to the
+    /// disk meanwhile: nothing is done for other disks, which this process has held since the open.
     ///
     /// # Errors
     /// `EBUSY`: another program holds the device. It may have written to it.
-    pub fn claim(&self, wait: Duration) -> Result<(), Errno> {
-        if !self.is_mounted || self.claimed.get().is_some() {
-            return Ok(());
+    pub fn claim(&self, wait: Duration) -> Result<bool, Errno> {
+        if !self.is_mounted {
+            return Ok(false);
+        }
+        if self.claimed.get().is_some() {
+            return Ok(true);
         }
         let start = Instant::now();
         let path = format!("/proc/thread-self/fd/{}", self.fd.as_raw_fd());
@@ -300,7 +304,7 @@ impl DiskFile {
             match rustix::fs::open(&path, flags, Mode::empty()) {
                 Ok(fd) => {
                     self.claimed.get_or_init(|| fd);
-                    return Ok(());
+                    return Ok(true);
                 }
                 Err(rustix::io::Errno::BUSY) if start.elapsed() < wait => {
                     std::thread::sleep(holder::RELEASE_PAUSE);

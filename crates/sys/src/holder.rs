@@ -19,8 +19,8 @@
 //! 4. An unprivileged user can choose the source of a mount: with FUSE it is any string. So a mount
 //!    counts as a user of the device that its source names only if its filesystem type takes a
 //!    block device.
-//! 5. A search for the text of a message or for law 2 takes a limited time ([`Search::hint`]). A
-//!    search on which the open depends (law 1) is complete.
+//! 5. A search for the text of a message or for law 2 takes a limited time ([`Search::hint`]). One
+//!    on which the open depends (law 1) takes longer, and makes the disk busy if it is cut.
 
 use crate::file::DiskKind;
 use crate::mounts::{self, Mount, parse_numbers};
@@ -77,6 +77,8 @@ pub enum Holder {
     },
     /// No holder was found: it has ended, or it is hidden.
     Unknown,
+    /// There were too many open files to look for a holder among all of them.
+    NotExcluded,
 }
 
 impl Holder {
@@ -91,7 +93,9 @@ impl Holder {
                 Some(_) if is_child(*id) => RELEASE_WAIT,
                 Some(_) => Duration::ZERO,
             },
-            Holder::Mount { .. } | Holder::Device { .. } | Holder::Swap => Duration::ZERO,
+            Holder::Mount { .. } | Holder::Device { .. } | Holder::Swap | Holder::NotExcluded => {
+                Duration::ZERO
+            }
         }
     }
 }
@@ -176,6 +180,9 @@ impl fmt::Display for Holder {
                 write!(f, "process {id} ({name}) has /dev/{device} open, which has the same bytes")
             }
             Holder::Unknown => f.write_str("an unknown process or the kernel has it open"),
+            Holder::NotExcluded => f.write_str(
+                "the processes have too many open files to find out in time whether one uses it",
+            ),
         }
     }
 }
@@ -233,16 +240,18 @@ pub(crate) fn hidden_lock(
     unreachable: &[&Layer],
     is_exclusive: bool,
 ) -> Option<Holder> {
+    let search = Search::decision();
     let beneath = unreachable.iter().find_map(|layer| {
         let is_locked = |info: &str| shows_lock(info, is_exclusive, layer.window);
-        processes_with(layer.storage, Search::COMPLETE, is_locked).next()
+        processes_with(layer.storage, search, is_locked).next()
     });
-    beneath.or_else(|| {
+    let found = beneath.or_else(|| {
         storage::loop_devices_over(disk).into_iter().find_map(|device| {
             let is_locked = |info: &str| shows_lock(info, is_exclusive, Window::ALL);
-            processes_with(Storage::Device(device.numbers), Search::COMPLETE, is_locked).next()
+            processes_with(Storage::Device(device.numbers), search, is_locked).next()
         })
-    })
+    });
+    found.or_else(|| search.is_cut().then_some(Holder::NotExcluded))
 }
 
 /// Returns the kernel's mount that can change a disk: a read-write mount of the block device
@@ -261,22 +270,24 @@ pub fn writing_mount(disk: &Path) -> Option<Holder> {
 /// Finds a user of a loop device over bytes of a disk that is to be opened for writing: a mount,
 /// another device on it, swap, or a process that has it open exclusively or for writing (law 1).
 pub(crate) fn loop_device_user(disk: &[Layer]) -> Option<Holder> {
-    storage::loop_devices_over(disk).into_iter().find_map(|device| {
+    let search = Search::decision();
+    let found = storage::loop_devices_over(disk).into_iter().find_map(|device| {
         let numbers = device.numbers;
         of_numbers(numbers)
-            .or_else(|| loop_writer(&device))
+            .or_else(|| loop_writer(&device, search))
             // The whole device counts as open exclusively where one of its partitions is.
             .or_else(|| {
                 let is_open = !device.has_partitions && is_open_exclusively(&device.name);
                 is_open.then_some(Holder::Unknown)
             })
-    })
+    });
+    found.or_else(|| search.is_cut().then_some(Holder::NotExcluded))
 }
 
 /// Returns a process that has a loop device open for writing.
-fn loop_writer(device: &Overlapping) -> Option<Holder> {
+fn loop_writer(device: &Overlapping, search: Search) -> Option<Holder> {
     let storage = Storage::Device(device.numbers);
-    let writer = processes_with(storage, Search::COMPLETE, is_open_for_writing).next()?;
+    let writer = processes_with(storage, search, is_open_for_writing).next()?;
     let Holder::Process { id, name } = writer else { return Some(writer) };
     Some(Holder::LoopWriter { id, name, device: device.name.clone() })
 }

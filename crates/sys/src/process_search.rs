@@ -4,19 +4,19 @@
 //!    does not respond.
 //! 2. The `fdinfo` of a descriptor without a path is not read. The kernel writes a line for each
 //!    target of an epoll descriptor, so any process could make each read of it slow.
-//! 3. Any user can start many processes with many descriptors, so a search that no decision depends
-//!    on ends after [`HINT_TIME`].
+//! 3. Any user can start many processes with many descriptors, and give a file many locks, so every
+//!    search ends in time. One on which a decision depends says so then: what it was to exclude may
+//!    exist ([`Search::is_cut`]).
 
 use crate::text;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a search takes at most (law 3).
+/// How long a search takes at most: one that no decision depends on, and one that does (law 3).
 const HINT_TIME: Duration = Duration::from_secs(1);
-
-/// Maximum number of processes, or of descriptors of one process, that are examined.
-const ENTRIES_MAX: usize = 100_000;
+const DECISION_TIME: Duration = Duration::from_secs(10);
 
 /// Maximum number of bytes of a `fdinfo` that are read. A process can have any number of locks.
 const INFO_BYTES_MAX: u64 = 1 << 16;
@@ -24,8 +24,7 @@ const INFO_BYTES_MAX: u64 = 1 << 16;
 /// How long to search.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Search {
-    /// `None`: until everything has been examined.
-    until: Option<Instant>,
+    until: Instant,
 }
 
 /// A process: its id and its directory.
@@ -45,20 +44,27 @@ pub(crate) struct Descriptor {
 }
 
 impl Search {
-    /// A search on which a decision depends.
-    pub(crate) const COMPLETE: Self = Self { until: None };
+    /// Begins a search on which a decision depends.
+    pub(crate) fn decision() -> Self {
+        Self { until: Instant::now() + DECISION_TIME }
+    }
 
     /// Begins a search that no decision depends on (law 3).
     pub(crate) fn hint() -> Self {
-        Self { until: Some(Instant::now() + HINT_TIME) }
+        Self { until: Instant::now() + HINT_TIME }
+    }
+
+    /// Returns whether the search has run out of time, so that it may have missed something.
+    pub(crate) fn is_cut(self) -> bool {
+        Instant::now() >= self.until
     }
 
     fn goes_on(self) -> bool {
-        self.until.is_none_or(|until| Instant::now() < until)
+        !self.is_cut()
     }
 
     pub(crate) fn processes(self) -> impl Iterator<Item = Process> {
-        let all = fs::read_dir("/proc").into_iter().flatten().take(ENTRIES_MAX).flatten();
+        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
         all.take_while(move |_| self.goes_on()).filter_map(|entry| {
             let id = entry.file_name().to_string_lossy().parse().ok()?;
             Some(Process { id, directory: entry.path() })
@@ -68,12 +74,20 @@ impl Search {
     /// Returns the descriptors of a process that have a path (law 2).
     pub(crate) fn descriptors(self, process: &Path) -> impl Iterator<Item = Descriptor> + use<> {
         let infos = process.join("fdinfo");
-        let all = fs::read_dir(process.join("fd")).into_iter().flatten().take(ENTRIES_MAX);
+        let all = fs::read_dir(process.join("fd")).into_iter().flatten();
         all.flatten().take_while(move |_| self.goes_on()).filter_map(move |entry| {
             let link = entry.path();
-            let path = fs::read_link(&link).ok().filter(|path| path.has_root())?;
+            let path = path_of(&link).filter(|path| path.has_root())?;
             Some(Descriptor { link, path, info: infos.join(entry.file_name()) })
         })
+    }
+}
+
+/// Returns the path of an open file; only its beginning if it is too long for the kernel.
+fn path_of(link: &Path) -> Option<PathBuf> {
+    match fs::read_link(link) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidFilename => Some(PathBuf::from("/")),
+        path => path.ok(),
     }
 }
 
@@ -101,7 +115,7 @@ mod tests {
     fn only_descriptors_with_a_path_are_found() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let epoll = epoll::create(CreateFlags::CLOEXEC).unwrap();
-        let found: Vec<_> = Search::COMPLETE.descriptors(Path::new("/proc/self")).collect();
+        let found: Vec<_> = Search::decision().descriptors(Path::new("/proc/self")).collect();
         let of =
             |fd: i32| found.iter().find(|descriptor| descriptor.link.ends_with(fd.to_string()));
         assert!(of(epoll.as_raw_fd()).is_none());
@@ -112,7 +126,8 @@ mod tests {
 
     #[test]
     fn a_search_ends_in_time() {
-        let ended = Search { until: Some(Instant::now()) };
+        let ended = Search { until: Instant::now() };
+        assert!(ended.is_cut());
         assert_eq!(ended.processes().count(), 0);
         assert_eq!(ended.descriptors(Path::new("/proc/self")).count(), 0);
         let me = std::process::id();

@@ -64,15 +64,15 @@ impl Volume {
         Ok(())
     }
 
-    /// Checks that the first superblock of each device is the one that this process wrote last, or
-    /// that it opened. One that cannot be read proves nothing, so it fails, too. Other threads may
-    /// write superblocks meanwhile (law 1).
+    /// Checks that the first superblock of each of these devices is the one that this process wrote
+    /// last, or that it opened. One that cannot be read proves nothing, so it fails, too. Other
+    /// threads may write superblocks meanwhile (law 1).
     ///
     /// # Errors
     ///
     /// [`VolumeError::ForeignSuper`].
-    pub(crate) fn check_unchanged_supers(&self) -> Result<(), VolumeError> {
-        for member in self.members.iter().filter(|member| !member.is_seed) {
+    pub(crate) fn check_unchanged_supers(&self, members: &[&Member]) -> Result<(), VolumeError> {
+        for member in members {
             let (known, found) = read_settled(member);
             let found = match judge(member, known, found.as_ref()) {
                 Verdict::Own => continue,

@@ -142,15 +142,19 @@ impl Volume {
     }
 
     fn claim_members(&self) -> Result<(), VolumeError> {
+        let mut were_released = Vec::new();
         for member in self.members.iter().filter(|member| !member.is_seed) {
-            member.device.claim(CLAIM_WAIT).map_err(|source| VolumeError::Device {
+            let claimed = member.device.claim(CLAIM_WAIT).map_err(|source| VolumeError::Device {
                 device: member.device.name().to_owned(),
                 offset: 0,
                 bytes: 0,
                 source,
-            })?;
+            });
+            if claimed? {
+                were_released.push(member);
+            }
         }
-        self.check_unchanged_supers()
+        self.check_unchanged_supers(&were_released)
     }
 
     /// Sets what tells whether the kernel's mount of a device still exists (law 3). It is called

@@ -106,6 +106,20 @@ fn super_of(generation: u64, log_root: u64) -> RawSuperBlock {
 }
 
 #[test]
+fn a_device_that_was_held_meanwhile_needs_no_readable_superblock() {
+    let write = |is_held| {
+        let set = set(BlockGroupFlags::RAID1, 2);
+        if is_held {
+            set.devices[1].hold();
+        }
+        set.devices[1].add(Rule::everywhere(Fault::ReadError));
+        write_after(&set.volume, || {})
+    };
+    write(true).unwrap();
+    assert_foreign(write(false));
+}
+
+#[test]
 fn a_superblock_of_the_same_generation_is_compared_by_its_checksum() {
     let same = set(BlockGroupFlags(0), 1);
     let device = same.devices[0].as_ref();

@@ -82,11 +82,7 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
         Some(daemon) => daemon.commit(&mount, Notes::of(global), timeout),
         None => Ok(()),
     };
-    let committed = unmount_and_commit(&mount, commit, timeout).or_else(|failure| {
-        // The process may have detached the mount meanwhile.
-        let is_gone = || !is_any_mounted(std::slice::from_ref(&mount));
-        if is_ending && is_gone() { Ok(Ok(())) } else { Err(failure) }
-    })?;
+    let committed = unmount_and_commit(&mount, commit, timeout)?;
     if !global.quiet && !global.json {
         report_remaining_mounts(&shown, &others);
     }
@@ -184,6 +180,8 @@ fn unmount_and_commit(
         };
         match unmount(mount, false) {
             Ok(()) => return Ok(committed),
+            // After the end of the connection its process detaches the mount.
+            Err(UnmountError::Other(_)) if is_gone(mount) => return Ok(committed),
             Err(UnmountError::Other(failure)) => return refused(failure, &committed),
             Err(UnmountError::Busy) => {}
         }
@@ -205,6 +203,11 @@ fn unmount_and_commit(
         thread::sleep(pause);
         pause = (pause * 2).min(RETRY_PAUSE_MAX);
     }
+}
+
+/// Returns whether a mount is at no mount point any more.
+fn is_gone(mount: &Mount) -> bool {
+    !is_any_mounted(std::slice::from_ref(mount))
 }
 
 /// Returns the path as in the mount table. Only its parent is resolved, since the mount point
