@@ -76,6 +76,9 @@ Options for -o:
                         devices that missed commits, if the other devices hold all data
   allow_other           allow access by other users; permissions and ACLs are then always checked
   default_permissions   check permissions and ACLs for the mounting user, too
+  user_subvol_rm_allowed
+                        let users delete subvolumes that belong to them, where they may write to
+                        the directory; without it, only root deletes subvolumes
   offset=N              byte offset of the volume in the image (as ?offset=N)
   cache=N               maximum size of the cache of tree blocks, in bytes [64M]
   page_cache=N          maximum size of the page cache, clean and dirty, in bytes [256M]

@@ -19,6 +19,7 @@ mod man;
 mod mkdir;
 mod mkfs;
 pub(crate) mod mount;
+pub(crate) mod mounted;
 mod mv;
 mod per_path;
 mod progress;

@@ -25,7 +25,7 @@ use failure::{Completion, Failure, Outcome};
 use output::{Output, reporter, stderr_line, stderr_lines};
 
 /// Exit status of a usage error; `check` uses that of fsck(8).
-const USAGE_STATUS: u8 = 2;
+pub(crate) const USAGE_STATUS: u8 = 2;
 const CHECK_USAGE_STATUS: u8 = 16;
 
 fn main() -> ExitCode {

@@ -14,14 +14,18 @@
 //! | `seek` | LSEEK |
 //! | `ioctl_flags` | IOCTL: inode flags (`chattr`) |
 //! | `ioctl_volume` | IOCTL: label, trim, shutdown |
+//! | `ioctl_subvolume` | IOCTL: subvolumes and snapshots |
 //! | `deferred` | replies that wait for the kernel's writeback, or take long |
+//! | `access` | whether a caller may write to a directory, where the kernel has not checked it |
 //! | `caller` | groups and capabilities of a caller |
 
+mod access;
 mod attributes;
 pub(crate) mod caller;
 mod data;
 mod deferred;
 mod ioctl_flags;
+mod ioctl_subvolume;
 mod ioctl_volume;
 mod lane;
 mod listing;
@@ -69,6 +73,8 @@ pub(crate) struct DoorOptions {
     /// The kernel checks modes and ACLs.
     pub(crate) checks_permissions: bool,
     pub(crate) is_writable: bool,
+    /// Users may delete subvolumes.
+    pub(crate) users_delete_subvolumes: bool,
     pub(crate) caching: Caching,
     pub(crate) report: Report,
 }
@@ -90,6 +96,8 @@ pub(crate) struct Door {
     options: DoorOptions,
     /// For notifications.
     device: Arc<OwnedFd>,
+    /// The device number (major, minor) of the mount; `None` where it could not be read.
+    device_number: Option<(u32, u32)>,
     has_reported: AtomicBool,
     /// Failed writes from the kernel's page cache. The kernel does not repeat them.
     lost_writes: AtomicU64,
@@ -114,7 +122,12 @@ fn guarded<T>(filesystem: &Filesystem, answer: impl FnOnce() -> ErrnoResult<T>) 
 
 impl Door {
     /// Creates the door of a filesystem. The root directory of the mount is `filesystem.root()`.
-    pub(crate) fn new(filesystem: Filesystem, options: DoorOptions, device: Arc<OwnedFd>) -> Self {
+    pub(crate) fn new(
+        filesystem: Filesystem,
+        options: DoorOptions,
+        device: Arc<OwnedFd>,
+        device_number: Option<(u32, u32)>,
+    ) -> Self {
         Self {
             nodes: Nodes::new(filesystem.root()),
             filesystem,
@@ -123,6 +136,7 @@ impl Door {
             listings: listing::Listings::default(),
             options,
             device,
+            device_number,
             has_reported: AtomicBool::new(false),
             lost_writes: AtomicU64::new(0),
             invalidating_writes: Arc::default(),
@@ -255,9 +269,9 @@ impl Door {
         }
     }
 
-    /// Commits, and returns errors that no other sync has returned.
+    /// Commits. The close returns the same errors again: the result of this may reach no caller.
     pub(crate) fn commit(&self) -> butternut::Result<()> {
-        self.filesystem.sync_unreported()
+        self.filesystem.sync_and_keep_errors()
     }
 
     /// Waits for deferred replies, closes all open files and closes the filesystem.

@@ -14,14 +14,20 @@ pub(crate) struct Errno(pub(crate) i32);
 
 impl Errno {
     pub(crate) const EPERM: Self = Self(1);
+    pub(crate) const ENOENT: Self = Self(2);
     pub(crate) const EIO: Self = Self(5);
     pub(crate) const ENXIO: Self = Self(6);
     pub(crate) const EBADF: Self = Self(9);
+    pub(crate) const EACCES: Self = Self(13);
     pub(crate) const EFAULT: Self = Self(14);
+    pub(crate) const EEXIST: Self = Self(17);
+    pub(crate) const EXDEV: Self = Self(18);
+    pub(crate) const ENOTDIR: Self = Self(20);
     pub(crate) const EINVAL: Self = Self(22);
     pub(crate) const ENOTTY: Self = Self(25);
     pub(crate) const EROFS: Self = Self(30);
     pub(crate) const ERANGE: Self = Self(34);
+    pub(crate) const ENAMETOOLONG: Self = Self(36);
     /// The kernel does without the operation, and does not send it again.
     pub(crate) const ENOSYS: Self = Self(38);
     pub(crate) const EOPNOTSUPP: Self = Self(95);

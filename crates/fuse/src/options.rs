@@ -32,6 +32,8 @@ pub struct Options {
     pub allow_other: bool,
     /// The kernel checks modes and ACLs also for the user that mounted.
     pub default_permissions: bool,
+    /// Users may delete the subvolumes that belong to them.
+    pub users_delete_subvolumes: bool,
     /// Device nodes can be opened.
     pub devices: bool,
     /// Set-user-id and set-group-id bits take effect.
@@ -57,6 +59,7 @@ impl Default for Options {
             is_synchronous: false,
             allow_other: false,
             default_permissions: false,
+            users_delete_subvolumes: false,
             devices: false,
             set_user_id: false,
             execute: true,

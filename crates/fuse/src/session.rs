@@ -40,7 +40,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use butternut::server::FilesystemExt;
 use butternut::{Error, FileId, Filesystem};
 use butternut_sys::mounts::Mount;
 
@@ -149,8 +148,8 @@ struct MountGuard {
 }
 
 impl MountGuard {
-    fn of(connection: OwnedFd, detached: DetachedMount) -> Self {
-        let (connection, device) = (Arc::new(connection), Some(detached.device()));
+    fn of(connection: Arc<OwnedFd>, detached: DetachedMount) -> Self {
+        let device = Some(detached.device());
         let detached = detached.of_connection(&connection);
         Self { superblock: Superblock { connection, device }, detached: Some(Arc::new(detached)) }
     }
@@ -200,6 +199,9 @@ pub fn mount_attempt(
     options: &Options,
     report: Report,
 ) -> Result<Mounted, FuseError> {
+    if let Some(mount) = &device_mount {
+        mount.watch(&filesystem);
+    }
     let path = || attempt.mountpoint().to_path_buf();
     let meta = std::fs::metadata(attempt.mountpoint())
         .map_err(|source| FuseError::Mountpoint { path: path(), source })?;
@@ -212,24 +214,19 @@ pub fn mount_attempt(
     let door_options = DoorOptions {
         checks_permissions: options.checks_permissions(),
         is_writable: options.is_writable,
+        users_delete_subvolumes: options.users_delete_subvolumes,
         caching: options.caching,
         report,
     };
-    let is_of_block_device = device_mount.is_some();
     let guard = open_mount(&attempt, device_mount, options).map_err(FuseError::MountFailed)?;
     let device = Arc::clone(&guard.superblock.connection);
-    if is_of_block_device {
-        // A strong reference would keep the connection from ending.
-        let connection = Arc::downgrade(&device);
-        let is_mounted = move || connection.upgrade().is_some_and(connection::has_superblock);
-        filesystem.set_mount_watch(Box::new(is_mounted));
-    }
     let root = filesystem.root();
     let filesystem = match (&options.top_level, &guard.detached) {
         (Some((top, _)), Some(_)) => filesystem.with_subvolume(top.subvolume),
         _ => filesystem,
     };
-    let door = Arc::new(Door::new(filesystem, door_options, Arc::clone(&device)));
+    let number = guard.superblock.device;
+    let door = Arc::new(Door::new(filesystem, door_options, Arc::clone(&device), number));
     let negotiated = device.try_clone().and_then(|device| {
         let mut worker = Worker::new(device);
         worker.negotiate(&door)?;
@@ -452,7 +449,7 @@ fn open_mount(
         let connection = connection::open()?;
         // A kernel that cannot clone a detached mount gets a mount on the one mount point.
         if let Ok(detached) = DetachedMount::mount(&connection, options) {
-            return Ok(MountGuard::of(connection, detached));
+            return Ok(MountGuard::of(Arc::new(connection), detached));
         }
     }
     let connection = Arc::new(attach::attach(attempt, options)?);

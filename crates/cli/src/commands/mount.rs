@@ -146,6 +146,9 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     let device_mount = block_device::mount(&plan.options)?;
     plan.options.volume.mounted_device = device_mount.as_ref().map(DeviceMount::device);
     let filesystem = open(&plan)?;
+    if let Some(mount) = &device_mount {
+        mount.watch(&filesystem);
+    }
     if !global.quiet {
         for notice in filesystem.notices() {
             stderr_line(&format!("{}: note: {notice}", plan.volume.typed));

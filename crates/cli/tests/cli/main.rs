@@ -37,4 +37,5 @@ mod node_ids;
 mod other_users_mount;
 mod rescued_reads;
 mod subvolumes;
+mod subvolumes_mounted;
 mod unresponsive;

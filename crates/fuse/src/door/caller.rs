@@ -21,7 +21,11 @@ use crate::connection::protocol::InHeader;
 const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 
+/// The umask of a caller that cannot be read.
+const UMASK: u32 = 0o022;
+
 /// Numbers of capabilities.
+const CAP_DAC_OVERRIDE: u32 = 1;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_FOWNER: u32 = 3;
 const CAP_LINUX_IMMUTABLE: u32 = 9;
@@ -83,6 +87,28 @@ pub(crate) fn is_owner_of_mount(caller: &InHeader) -> bool {
 /// Returns whether the caller has `CAP_SYS_ADMIN`.
 pub(crate) fn is_administrator(caller: &InHeader) -> bool {
     has_capability(caller, CAP_SYS_ADMIN)
+}
+
+/// Returns whether the caller is the owner of a file, or may act as the owner.
+pub(crate) fn is_owner(caller: &InHeader, owner: u32) -> bool {
+    caller.uid == owner || has_capability(caller, CAP_FOWNER)
+}
+
+/// Returns whether permissions do not restrict the caller.
+pub(crate) fn overrides_permissions(caller: &InHeader) -> bool {
+    has_capability(caller, CAP_DAC_OVERRIDE)
+}
+
+/// Returns the umask of the caller.
+pub(crate) fn umask(caller: &InHeader) -> u32 {
+    let status = status(caller);
+    let text = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    text.and_then(|text| u32::from_str_radix(text.trim(), 8).ok()).unwrap_or(UMASK)
+}
+
+/// Returns all groups of the caller.
+pub(crate) fn all_groups(caller: &InHeader) -> Vec<u32> {
+    std::iter::once(caller.gid).chain(groups(&status(caller))).collect()
 }
 
 /// Returns whether a group is one of the caller's (laws 1, 3).

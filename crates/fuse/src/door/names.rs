@@ -139,7 +139,7 @@ impl Door {
 }
 
 /// Returns the owner and mode of an inode that the caller creates.
-fn new_inode(request: &Request<'_>, mode: u32, umask: u32) -> NewInode {
+pub(super) fn new_inode(request: &Request<'_>, mode: u32, umask: u32) -> NewInode {
     let (uid, gid) = (request.header.uid, request.header.gid);
     NewInode { permissions: mode & PERMISSIONS, umask, uid, gid }
 }

@@ -28,13 +28,16 @@ use crate::connection;
 use crate::options::Options;
 use crate::session::detached_mount::DetachedMount;
 use crate::session::{FuseError, MountGuard};
+use butternut::Filesystem;
+use butternut::server::FilesystemExt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// A detached mount of a block device that no thread serves yet.
 #[derive(Debug)]
 pub struct DeviceMount {
     // Dropped first: without a connection the end of the mount waits for no reply.
-    connection: OwnedFd,
+    connection: Arc<OwnedFd>,
     detached: DetachedMount,
 }
 
@@ -49,7 +52,17 @@ impl DeviceMount {
         let connection = connection::open().map_err(FuseError::NoDevice)?;
         let detached = DetachedMount::mount_block_device(&connection, options)
             .map_err(FuseError::MountFailed)?;
-        Ok(Self { connection, detached })
+        Ok(Self { connection: Arc::new(connection), detached })
+    }
+
+    /// Lets a filesystem on the device notice the end of this mount. Called as soon as the volume is
+    /// open: the kernel releases the device when this is dropped, and the filesystem may still have
+    /// changes to write.
+    pub fn watch(&self, filesystem: &Filesystem) {
+        // A strong reference would keep the connection from ending.
+        let connection = Arc::downgrade(&self.connection);
+        let is_mounted = move || connection.upgrade().is_some_and(connection::has_superblock);
+        filesystem.set_mount_watch(Box::new(is_mounted));
     }
 
     /// Returns the device number (major, minor) of the block device, which is that of the mount.

@@ -14,6 +14,7 @@ use crate::volume::arg::{self, VolumeArg};
 /// The options in the error message about an unknown option. The help lists the same options.
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
+     user_subvol_rm_allowed, \
      offset=N, cache=N, page_cache=N, threads=N, all_wait, blkdev, uncached, parallel_direct, \
      writeback, nologreplay, norecovery, fsname=NAME, dev, suid, exec, and their opposites; \
      remount";
@@ -116,6 +117,7 @@ impl ParsedOptions {
             ("nologreplay" | "norecovery", true) => self.volume.ignore_log = true,
             ("allow_other", true) => self.fuse.allow_other = true,
             ("default_permissions", true) => self.fuse.default_permissions = true,
+            ("user_subvol_rm_allowed", true) => self.fuse.users_delete_subvolumes = true,
             ("uncached", true) => self.fuse.caching = Caching::Nothing,
             ("writeback" | "noparallel_direct", true) => self.fuse.caching = Caching::WriteBack,
             ("parallel_direct" | "nouncached" | "nowriteback", true) => {

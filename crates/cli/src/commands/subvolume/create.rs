@@ -1,6 +1,7 @@
 //! `subvolume create`: makes empty subvolumes.
 
 use crate::args::{GlobalArgs, SubvolumeCreateArgs};
+use crate::commands::mounted;
 use crate::commands::transaction::{Transaction, failed, new_inode};
 use crate::failure::Outcome;
 use crate::output::{Output, text};
@@ -9,6 +10,13 @@ use crate::output::{Output, text};
 const PERMISSIONS: u32 = 0o755;
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeCreateArgs, out: &mut Output) -> Outcome {
+    if mounted::is_path(&args.volume.volume, args.paths.is_empty()) {
+        let paths: Vec<_> = std::iter::once(&args.volume.volume).chain(&args.paths).collect();
+        return mounted::create(global, &paths, out);
+    }
+    if args.paths.is_empty() {
+        return Ok(mounted::usage("subvolume create VOLUME PATH..."));
+    }
     let mut transaction = Transaction::open(global, &args.volume)?;
     let mut ids = Vec::new();
     for path in &args.paths {

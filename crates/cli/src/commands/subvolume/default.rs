@@ -5,6 +5,7 @@ use std::io::Write;
 use butternut::{Follow, TOP_LEVEL};
 
 use crate::args::{GlobalArgs, SubvolumeSetDefaultArgs, VolumesArgs};
+use crate::commands::mounted;
 use crate::commands::transaction::{Transaction, not_a_subvolume};
 use crate::failure::{Completion, Outcome};
 use crate::output::{Output, json, text};
@@ -33,9 +34,18 @@ pub(crate) fn set(
     args: &SubvolumeSetDefaultArgs,
     out: &mut Output,
 ) -> Outcome {
+    let subvolume = args.subvolume.as_ref();
+    let typed = subvolume.and_then(|typed| typed.to_str()?.parse().ok());
+    if mounted::is_path(&args.volume.volume, subvolume.is_none())
+        && (subvolume.is_none() || typed.is_some())
+    {
+        return mounted::set_default(global, &args.volume.volume, typed, out);
+    }
+    let Some(subvolume) = subvolume else {
+        return Ok(mounted::usage("subvolume set-default VOLUME SUBVOLUME"));
+    };
     let mut transaction = Transaction::open(global, &args.volume)?;
-    let path = text::bytes(&args.subvolume);
-    let typed = std::str::from_utf8(&path).ok().and_then(|typed| typed.parse().ok());
+    let path = text::bytes(subvolume);
     let id = if let Some(id) = typed {
         id
     } else {

@@ -3,11 +3,24 @@
 use butternut::{Error, FileId, Filesystem};
 
 use crate::args::{GlobalArgs, SubvolumeDeleteArgs};
+use crate::commands::mounted;
 use crate::commands::transaction::{Location, Transaction, failed};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeDeleteArgs, out: &mut Output) -> Outcome {
+    let volume = &args.volume.volume;
+    let is_mounted = mounted::is_path(volume, args.paths.is_empty());
+    if is_mounted && !args.ids.is_empty() {
+        return mounted::delete_ids(global, volume, &args.ids, out);
+    }
+    if is_mounted {
+        let paths: Vec<_> = std::iter::once(volume).chain(&args.paths).collect();
+        return mounted::delete(global, &paths, out);
+    }
+    if args.paths.is_empty() && args.ids.is_empty() {
+        return Ok(mounted::usage("subvolume delete VOLUME PATH..."));
+    }
     let mut transaction = Transaction::open_to_delete(global, &args.volume)?;
     let mut ids = Vec::new();
     for id in &args.ids {

@@ -6,18 +6,26 @@
 use butternut::{FileKind, Follow, SnapshotAccess};
 
 use crate::args::{GlobalArgs, SubvolumeSnapshotArgs};
+use crate::commands::mounted;
 use crate::commands::transaction::{Location, Transaction, failed, not_a_subvolume, split};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeSnapshotArgs, out: &mut Output) -> Outcome {
+    let Some(destination) = &args.destination else {
+        if mounted::is_path(&args.volume.volume, true) {
+            let paths = (args.volume.volume.as_os_str(), args.source.as_os_str());
+            return mounted::snapshot(global, paths, args.read_only, out);
+        }
+        return Ok(mounted::usage("subvolume snapshot VOLUME SOURCE DESTINATION"));
+    };
     let mut transaction = Transaction::open(global, &args.volume)?;
     let source_path = text::bytes(&args.source);
     let source = transaction.find(&source_path, Follow::Last)?;
     if !source.is_subvolume_root() {
         return Err(not_a_subvolume(&source_path));
     }
-    let location = destination(&transaction, &text::bytes(&args.destination), &source_path)?;
+    let location = name_of(&transaction, &text::bytes(destination), &source_path)?;
     let access = if args.read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
     let made =
         transaction.filesystem().snapshot(source.subvolume, location.dir, &location.name, access);
@@ -27,7 +35,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeSnapshotArgs, out: &mut O
 }
 
 /// Returns the name that the snapshot gets.
-fn destination(transaction: &Transaction, path: &[u8], source: &[u8]) -> Result<Location, Failure> {
+fn name_of(transaction: &Transaction, path: &[u8], source: &[u8]) -> Result<Location, Failure> {
     let filesystem = transaction.filesystem();
     let Ok(dir) = filesystem.resolve(path, Follow::Last) else { return transaction.locate(path) };
     if transaction.stat(dir, path)?.kind != FileKind::Directory {

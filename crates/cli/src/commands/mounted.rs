@@ -1,0 +1,246 @@
+//! Subvolumes of a mounted volume, by the calls that a mount of this project and the kernel's btrfs
+//! serve. The commands name their paths as any program does: `subvolume create MOUNT/PATH`.
+//!
+//! 1. An argument that is a directory, or does not exist below one in a mounted volume, is a path of
+//!    that volume. Any other one names a volume that is not mounted, unless it is a file in a
+//!    mounted volume and nothing names a path in it.
+//! 2. Data that other programs have written is in a snapshot: it is synced first.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use butternut_fuse::is_own_type;
+use butternut_sys::{mounts, subvolume_calls};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::args::GlobalArgs;
+use crate::control::device_number;
+use crate::failure::{Completion, Failure, Outcome};
+use crate::output::json::Object;
+use crate::output::{Output, json, stderr_line, text};
+
+const KERNEL_TYPE: &str = "btrfs";
+
+/// Returns whether an argument is a path in a mounted volume (law 1). `is_alone`: no path in it is
+/// named.
+pub(crate) fn is_path(argument: &OsStr, is_alone: bool) -> bool {
+    let path = Path::new(argument);
+    match path.metadata() {
+        Ok(found) if found.is_dir() => true,
+        Ok(_) => is_alone && is_in_mount(&parent(path)),
+        Err(_) => {
+            let mut above = path.ancestors().skip(1).map(|path| path.join("."));
+            above.find(|path| path.is_dir()).is_some_and(|path| is_in_mount(&path))
+        }
+    }
+}
+
+fn is_in_mount(path: &Path) -> bool {
+    let Ok(device) = device_number(path) else { return false };
+    let mounts = mounts::read().unwrap_or_default();
+    let is_volume = |kind: &str| is_own_type(kind) || kind == KERNEL_TYPE;
+    // The kernel's btrfs gives each subvolume a device number of its own.
+    let is_known = mounts.iter().any(|mount| mount.device == device && is_volume(&mount.kind));
+    is_known || subvolume_calls::info(open(path).as_ref().map_or(CWD, AsFd::as_fd)).is_ok()
+}
+
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// What a command has done, reported at its end also if it fails midway.
+pub(crate) struct Changes<'a> {
+    global: &'a GlobalArgs,
+    done: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl<'a> Changes<'a> {
+    pub(crate) fn new(global: &'a GlobalArgs) -> Self {
+        Self { global, done: Vec::new() }
+    }
+
+    fn record(&mut self, what: &'static str, path: &Path) {
+        if self.global.verbose {
+            stderr_line(&format!("{}: {what}", text::escaped(path.as_os_str().as_bytes())));
+        }
+        self.done.push((what, path.as_os_str().as_bytes().to_vec()));
+    }
+
+    fn finish(self, out: &mut Output) -> Outcome {
+        if self.global.json {
+            let object = |(what, path): &(&str, Vec<u8>)| {
+                serde_json::Value::from(Object::new().put("did", *what).name("path", path))
+            };
+            let changes: Vec<_> = self.done.iter().map(object).collect();
+            json::document(out, Object::new().put("changes", changes))?;
+        }
+        Ok(Completion::Success)
+    }
+}
+
+/// Creates empty subvolumes.
+pub(crate) fn create(global: &GlobalArgs, paths: &[&OsString], out: &mut Output) -> Outcome {
+    let mut changes = Changes::new(global);
+    for path in paths.iter().map(Path::new) {
+        let (dir, name) = entry(path)?;
+        subvolume_calls::create(dir.as_fd(), name).map_err(|error| failed(path, &error))?;
+        changes.record("created", path);
+    }
+    changes.finish(out)
+}
+
+/// Creates a snapshot of a subvolume at a path, or in an existing directory.
+pub(crate) fn snapshot(
+    global: &GlobalArgs,
+    (source, destination): (&OsStr, &OsStr),
+    read_only: bool,
+    out: &mut Output,
+) -> Outcome {
+    let source_path = Path::new(source);
+    let from = open(source_path).map_err(|error| failed(source_path, &error))?;
+    let mut path = PathBuf::from(destination);
+    if path.is_dir() {
+        let name = source_path.file_name().ok_or_else(|| {
+            Failure::new(text::escaped(destination.as_bytes()), "the directory exists")
+                .hint("name the snapshot: the source has no name of its own")
+        })?;
+        path.push(name);
+    }
+    let (dir, name) = entry(&path)?;
+    rustix::fs::syncfs(&from).map_err(|error| failed(source_path, &error.into()))?;
+    subvolume_calls::snapshot(dir.as_fd(), name, &from, read_only)
+        .map_err(|error| failed(&path, &error))?;
+    let mut changes = Changes::new(global);
+    changes.record("created", &path);
+    changes.finish(out)
+}
+
+/// Deletes subvolumes by path.
+pub(crate) fn delete(global: &GlobalArgs, paths: &[&OsString], out: &mut Output) -> Outcome {
+    let mut changes = Changes::new(global);
+    for path in paths.iter().map(Path::new) {
+        let (dir, name) = entry(path)?;
+        subvolume_calls::delete(dir.as_fd(), name).map_err(|error| not_deleted(path, &error))?;
+        changes.record("deleted", path);
+    }
+    changes.finish(out)
+}
+
+/// Deletes subvolumes of the volume that contains `path` by id.
+pub(crate) fn delete_ids(
+    global: &GlobalArgs,
+    path: &OsStr,
+    ids: &[u64],
+    out: &mut Output,
+) -> Outcome {
+    let path = Path::new(path);
+    let dir = open(path).map_err(|error| failed(path, &error))?;
+    let mut changes = Changes::new(global);
+    for id in ids {
+        let name = PathBuf::from(id.to_string());
+        let deleted = subvolume_calls::delete_by_id(dir.as_fd(), *id);
+        deleted.map_err(|error| not_deleted(&name, &error))?;
+        changes.record("deleted", &name);
+    }
+    changes.finish(out)
+}
+
+/// Sets the default subvolume: that of a path, or the one with an id.
+pub(crate) fn set_default(
+    global: &GlobalArgs,
+    path: &OsStr,
+    id: Option<u64>,
+    out: &mut Output,
+) -> Outcome {
+    let path = Path::new(path);
+    let dir = open(path).map_err(|error| failed(path, &error))?;
+    let id = match id {
+        Some(id) => id,
+        None => subvolume_calls::info(dir.as_fd()).map_err(|error| failed(path, &error))?.id,
+    };
+    subvolume_calls::set_default(dir.as_fd(), id).map_err(|error| failed(path, &error))?;
+    let mut changes = Changes::new(global);
+    changes.record("made the default", path);
+    changes.finish(out)
+}
+
+/// Returns whether the subvolume at a path is read-only.
+pub(crate) fn is_read_only(path: &OsStr) -> Result<bool, Failure> {
+    let path = Path::new(path);
+    let root = open(path).map_err(|error| failed(path, &error))?;
+    subvolume_calls::is_read_only(root.as_fd()).map_err(|error| failed(path, &error))
+}
+
+/// Makes the subvolume at a path read-only, or writable.
+pub(crate) fn set_read_only(
+    global: &GlobalArgs,
+    path: &OsStr,
+    read_only: bool,
+    force: bool,
+    out: &mut Output,
+) -> Outcome {
+    let path = Path::new(path);
+    let root = open(path).map_err(|error| failed(path, &error))?;
+    let info = subvolume_calls::info(root.as_fd()).map_err(|error| failed(path, &error))?;
+    if !read_only && !force && info.is_received {
+        return Err(super::property::received(path.as_os_str().as_bytes()));
+    }
+    rustix::fs::syncfs(&root).map_err(|error| failed(path, &error.into()))?;
+    subvolume_calls::set_read_only(root.as_fd(), read_only)
+        .map_err(|error| failed(path, &error))?;
+    let mut changes = Changes::new(global);
+    changes.record("changed", path);
+    changes.finish(out)
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
+}
+
+/// Opens the parent directory of an entry, and returns the name.
+fn entry(path: &Path) -> Result<(File, &[u8]), Failure> {
+    let name = path.file_name().ok_or_else(|| {
+        Failure::new(text::escaped(path.as_os_str().as_bytes()), "does not name a directory entry")
+            .hint("name a file or directory, without . or .. at the end")
+    })?;
+    let above = parent(path);
+    let dir = open(&above).map_err(|error| failed(&above, &error))?;
+    Ok((dir, name.as_bytes()))
+}
+
+fn not_deleted(path: &Path, error: &io::Error) -> Failure {
+    let failure = failed(path, error);
+    match Errno::from_io_error(error) {
+        Some(Errno::NOTEMPTY) => failure.hint("delete the subvolumes inside it first"),
+        Some(Errno::INVAL) => failure.hint("is it a subvolume? rm(1) removes directories"),
+        Some(Errno::PERM) => failure.hint(
+            "only root deletes subvolumes, unless the mount has the option user_subvol_rm_allowed; \
+            the default subvolume is not deleted",
+        ),
+        _ => failure,
+    }
+}
+
+fn failed(path: &Path, error: &io::Error) -> Failure {
+    let failure = Failure::io(text::escaped(path.as_os_str().as_bytes()), error);
+    match Errno::from_io_error(error) {
+        Some(Errno::NOTTY) => failure.hint("it is in no mounted btrfs volume"),
+        Some(Errno::XDEV) => failure.hint("source and destination are in two volumes"),
+        _ => failure,
+    }
+}
+
+/// Reports a usage error that depends on what the arguments are.
+pub(crate) fn usage(why: &str) -> Completion {
+    stderr_line(&format!("usage: {why} (--help shows both forms of the command)"));
+    Completion::Status(crate::USAGE_STATUS)
+}

@@ -1,0 +1,146 @@
+//! Commands for subvolumes of a mounted volume: the same script on a mount of ours and on one of
+//! the kernel, with the same results.
+
+use super::command::{butternut, command, run};
+use super::image::kernel_tests_enabled;
+use butternut_undo::MountGuard;
+
+/// A program for commands, a mount point and a place for output: prints what each command did.
+/// `try` prints the status, and the message without the path of the mount.
+const SCRIPT: &str = r#"
+exec 2>&1
+cd "$M"
+try() {
+    out="$("$@" 2>&1)"
+    status=$?
+    said="$*: $status $out"
+    said="${said//$B/butternut}"
+    printf '%s\n' "${said//$M/M}"
+}
+user() { setpriv --reuid=12345 --regid=12345 --clear-groups "$@"; }
+other() { setpriv --reuid=54321 --regid=54321 --clear-groups "$@"; }
+umask 022
+chmod 755 "$M"
+try "$B" subvolume create "$M/a" b
+mkdir dir; chmod 777 dir
+mkdir closed
+echo before > a/file
+# A write that nothing has synced is in the snapshot.
+exec 5>> a/file
+echo unsynced >&5
+try "$B" subvolume snapshot "$M/a" "$M/snap"
+echo after >&5
+exec 5>&-
+try "$B" subvolume snapshot -r a dir
+cat snap/file dir/a/file
+try touch dir/a/new
+try "$B" property get dir/a ro
+try "$B" property get a
+try "$B" property set a ro true
+try touch a/new
+try "$B" property set a ro false
+try touch a/new
+try "$B" property get dir ro
+try "$B" property set dir ro true
+try "$B" subvolume create a
+try "$B" subvolume create dir/missing/x
+try "$B" subvolume create a/.. 
+try "$B" subvolume create "dir/$(printf '%0256d' 0)"
+try "$B" subvolume snapshot dir dir/of-no-subvolume
+try "$B" subvolume snapshot a/file dir/of-a-file
+try "$B" subvolume snapshot a snap/file
+try "$B" subvolume delete dir
+try "$B" subvolume delete a/file
+try "$B" subvolume delete dir/missing
+try "$B" subvolume create a/inner
+try "$B" subvolume delete a
+# Another user.
+try user "$B" subvolume create dir/of-user
+try user "$B" subvolume create closed/of-user
+setfacl -m u:12345:rwx closed
+try user "$B" subvolume create closed/by-acl
+setfacl -m u:12345:rx closed
+try user "$B" subvolume create closed/no-acl
+try user "$B" subvolume snapshot dir/of-user dir/copy
+try user "$B" subvolume snapshot a dir/of-root
+try other "$B" subvolume snapshot dir/of-user dir/of-other
+try other "$B" subvolume delete dir/copy
+try user "$B" subvolume delete closed/by-acl
+try user "$B" subvolume delete dir/copy
+try user "$B" property set dir/of-user ro true
+try user "$B" property set a ro true
+try user "$B" subvolume set-default dir/of-user
+chmod +t dir
+chmod 777 dir/of-user
+try other "$B" subvolume delete dir/of-user
+try user "$B" subvolume snapshot dir/of-user dir/again
+try user "$B" subvolume delete dir/again
+try "$B" subvolume set-default dir/of-user
+try "$B" subvolume delete dir/of-user
+try "$B" subvolume set-default "$M" 5
+try "$B" subvolume delete dir/of-user dir/copy
+id="$("$B" --json subvolume delete a/inner | tr -dc '[:alnum:]' )"
+echo "$id"
+try "$B" subvolume delete -i 256 "$M"
+try "$B" subvolume delete -i 256 "$M"
+try "$B" subvolume delete -i 9999 "$M"
+find . -printf '%p %m %u %g %y\n' | sort
+cat snap/file
+"#;
+
+/// Runs the script on a mounted volume, and returns what it printed.
+fn script(mountpoint: &str) -> String {
+    let program = command().get_program().to_os_string();
+    let mut bash = std::process::Command::new("bash");
+    bash.arg("-c").arg(SCRIPT).env("B", program).env("M", mountpoint);
+    let output = bash.output().unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Makes a volume, mounts it with the command, runs the script and unmounts.
+fn outcome(mount: impl Fn(&str, &str), unmount: impl Fn(&str)) -> String {
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (image, at) = (scratch.path().join("volume.img"), scratch.path().join("at"));
+    std::fs::create_dir(&at).unwrap();
+    let _guard = MountGuard::before_mount(&at).unwrap();
+    let (image, at) = (image.to_str().unwrap(), at.to_str().unwrap());
+    // Other users pass through.
+    run("chmod", &["755", scratch.path().to_str().unwrap()].map(AsRef::as_ref));
+    butternut(&["mkfs", "--size", "256M", image]).ok();
+    mount(image, at);
+    let printed = script(at);
+    unmount(at);
+    run("btrfs", &["check", "--check-data-csum", image].map(AsRef::as_ref));
+    printed
+}
+
+#[test]
+fn a_mount_serves_the_calls_for_subvolumes_as_the_kernel_does() {
+    if !kernel_tests_enabled("a_mount_serves_the_calls_for_subvolumes_as_the_kernel_does") {
+        return;
+    }
+    for (more, caching) in [("", ""), ("", ",writeback"), (",user_subvol_rm_allowed", "")] {
+        let kernel = outcome(
+            |image, at| {
+                run("mount", &["-o", &format!("loop{more}"), image, at].map(AsRef::as_ref));
+            },
+            |at| {
+                run("umount", &[at].map(AsRef::as_ref));
+            },
+        );
+        let options = format!("allow_other{caching}{more}");
+        let ours = outcome(
+            |image, at| {
+                butternut(&["mount", "-o", &options, image, at]).ok();
+            },
+            |at| {
+                butternut(&["umount", at]).ok();
+            },
+        );
+        for (ours, kernel) in ours.lines().zip(kernel.lines()) {
+            assert_eq!(ours, kernel, "with {options}");
+        }
+        assert_eq!(ours.lines().count(), kernel.lines().count());
+        assert!(kernel.lines().count() > 60, "{kernel}");
+    }
+}

@@ -1,0 +1,100 @@
+//! Whether a caller may write to a directory: for requests that the kernel passes on without a
+//! check of permissions.
+//!
+//! The rules are those of POSIX.1 and, with an ACL, of POSIX.1e (draft 17, 23.1.5). The ACL is in
+//! the form in which the kernel and the volume store it: a version, and entries of a tag, the
+//! permissions and an id, in little-endian byte order.
+
+use butternut::server::FilesystemExt;
+use butternut::{Error, FileId, Stat};
+
+use crate::connection::protocol::InHeader;
+use crate::door::{Door, caller};
+use crate::errno::{Errno, ErrnoResult};
+
+const ACL: &[u8] = b"system.posix_acl_access";
+/// Bytes of the version, and of an entry.
+const ACL_HEADER_BYTES: usize = 4;
+const ACL_ENTRY_BYTES: usize = 8;
+
+/// Tags of ACL entries.
+const USER: u16 = 0x02;
+const GROUP_OF_FILE: u16 = 0x04;
+const GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+
+/// To add an entry, a caller has to write to the directory and search it.
+const WRITE_AND_SEARCH: u16 = 0o3;
+
+impl Door {
+    /// Checks that the caller may add entries to a directory and remove them. A mount that checks
+    /// no permissions allows it to every caller.
+    ///
+    /// # Errors
+    /// `EROFS` for a read-only subvolume, whoever the caller is; `EACCES`; errors of reading the
+    /// attributes.
+    pub(super) fn may_write_to_directory(&self, header: &InHeader, dir: FileId) -> ErrnoResult<()> {
+        self.filesystem.check_writable(dir)?;
+        if !self.options.checks_permissions || caller::overrides_permissions(header) {
+            return Ok(());
+        }
+        let stat = self.filesystem.stat(dir)?;
+        let acl = match self.filesystem.xattr(dir, ACL) {
+            Ok(acl) => acl,
+            Err(Error::NoAttribute) => Vec::new(),
+            Err(error) => return Err(error.into()),
+        };
+        let allowed = allowed(&stat, &acl, header.uid, &caller::all_groups(header));
+        if allowed & WRITE_AND_SEARCH == WRITE_AND_SEARCH { Ok(()) } else { Err(Errno::EACCES) }
+    }
+}
+
+/// Returns the permissions of a user with these groups for a file, as three bits. If several groups
+/// match, those of one that allows [`WRITE_AND_SEARCH`] count.
+fn allowed(stat: &Stat, acl: &[u8], uid: u32, groups: &[u32]) -> u16 {
+    let class = |shift: u32| u16::try_from(stat.mode >> shift & 0o7).unwrap_or(0);
+    if uid == stat.uid {
+        return class(6);
+    }
+    let entries = entries(acl);
+    if entries.is_empty() {
+        return if groups.contains(&stat.gid) { class(3) } else { class(0) };
+    }
+    let with_tag = |tag| entries.iter().find(move |entry| entry.tag == tag);
+    let mask = with_tag(MASK).map_or(0o7, |entry| entry.permissions);
+    if let Some(user) = entries.iter().find(|entry| entry.tag == USER && entry.id == uid) {
+        return user.permissions & mask;
+    }
+    let matches = |entry: &&Entry| match entry.tag {
+        GROUP_OF_FILE => groups.contains(&stat.gid),
+        GROUP => groups.contains(&entry.id),
+        _ => false,
+    };
+    let of_groups: Vec<u16> =
+        entries.iter().filter(matches).map(|entry| entry.permissions & mask).collect();
+    let suffices = |permissions: &&u16| **permissions & WRITE_AND_SEARCH == WRITE_AND_SEARCH;
+    match of_groups.iter().find(suffices).or(of_groups.first()) {
+        Some(permissions) => *permissions,
+        None => with_tag(OTHER).map_or(0, |entry| entry.permissions),
+    }
+}
+
+struct Entry {
+    tag: u16,
+    permissions: u16,
+    id: u32,
+}
+
+fn entries(acl: &[u8]) -> Vec<Entry> {
+    let (entries, _) = acl.get(ACL_HEADER_BYTES..).unwrap_or_default().as_chunks();
+    let entry = |bytes: &[u8; ACL_ENTRY_BYTES]| {
+        let [tag, tag_upper, permissions, upper, id @ ..] = *bytes;
+        Entry {
+            tag: u16::from_le_bytes([tag, tag_upper]),
+            permissions: u16::from_le_bytes([permissions, upper]),
+            id: u32::from_le_bytes(id),
+        }
+    };
+    entries.iter().map(entry).collect()
+}

@@ -1,0 +1,384 @@
+//! IOCTL: subvolumes, by the calls of the kernel's btrfs.
+//!
+//! | call | caller | effect |
+//! |---|---|---|
+//! | `SUBVOL_CREATE` | may write to the directory | creates an empty subvolume |
+//! | `SNAP_CREATE_V2` | as above, and may change the source | creates a snapshot |
+//! | `SNAP_DESTROY`, `_V2` | law 2 | deletes a subvolume |
+//! | `SUBVOL_GETFLAGS`, `GET_SUBVOL_INFO` | any caller | tells of a subvolume |
+//! | `SUBVOL_SETFLAGS` | owner, user 0 or `CAP_FOWNER` | makes it read-only, or writable |
+//! | `DEFAULT_SUBVOL` | administrator | sets the default subvolume |
+//!
+//! 1. The VFS checks nothing for these calls: a caller that can open a directory for reading can
+//!    send them. So each change checks its caller here, as kernel btrfs does.
+//! 2. Only an administrator deletes subvolumes; with `user_subvol_rm_allowed` also the owner of a
+//!    subvolume that may write to its directory. Where the mount checks no permissions, the user
+//!    that mounted is an administrator.
+//! 3. Data that the kernel has cached and not sent is in a snapshot: it is written back first.
+//! 4. The source of a snapshot is a descriptor of the caller, which waits for the reply. It is
+//!    looked up in `/proc`, and must be on this mount.
+//! 5. The calls commit, so their replies are deferred. The kernel forgets the name that has changed
+//!    before the reply is sent.
+
+use std::sync::Arc;
+
+use butternut::{FileId, FileKind, Filesystem, SnapshotAccess, SubvolumeInfo, TOP_LEVEL, Time};
+use butternut_sys::fuse_node::fuse_node;
+
+use crate::connection;
+use crate::connection::protocol::{IoctlIn, IoctlOut};
+use crate::connection::reply::Reply;
+use crate::connection::request::Request;
+use crate::door::names::new_inode;
+use crate::door::{Door, Outcome, caller};
+use crate::errno::{Errno, ErrnoResult};
+
+const CREATE: u32 = 0x5000_940e;
+const SNAPSHOT: u32 = 0x5000_9417;
+const DESTROY: u32 = 0x5000_940f;
+const DESTROY_2: u32 = 0x5000_943f;
+const SET_DEFAULT: u32 = 0x4008_9413;
+const GET_FLAGS: u32 = 0x8008_9419;
+const SET_FLAGS: u32 = 0x4008_941a;
+const GET_INFO: u32 = 0x81f8_943c;
+
+/// Flags of arguments and of a subvolume.
+const READ_ONLY: u64 = 1 << 1;
+const BY_ID: u64 = 1 << 4;
+
+/// Mode of a new subvolume, without the umask of the caller.
+const PERMISSIONS: u32 = 0o777;
+const STICKY: u32 = 0o1000;
+/// Maximum length of a name, in bytes.
+const NAME_BYTES_MAX: usize = 255;
+/// Size of the result of `GET_SUBVOL_INFO`, in bytes, and of the name in it.
+const INFO_BYTES: usize = 504;
+const INFO_NAME_BYTES: usize = 256;
+
+/// `struct btrfs_ioctl_vol_args` and `btrfs_ioctl_vol_args_v2`, which have one size.
+struct Arguments<'a>(&'a [u8]);
+
+impl<'a> Arguments<'a> {
+    const BYTES: u32 = 4096;
+
+    fn take(request: &mut Request<'a>) -> ErrnoResult<Self> {
+        request.data(Self::BYTES).map(Self)
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        let bytes = self.0.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        u64::from_ne_bytes(bytes.unwrap_or_default())
+    }
+
+    /// The descriptor of a source.
+    fn fd(&self) -> u64 {
+        self.word(0)
+    }
+
+    fn flags_2(&self) -> u64 {
+        self.word(16)
+    }
+
+    fn id_2(&self) -> u64 {
+        self.word(56)
+    }
+
+    fn name(&self) -> ErrnoResult<Vec<u8>> {
+        Self::entry_name(&self.0[8..])
+    }
+
+    fn name_2(&self) -> ErrnoResult<Vec<u8>> {
+        Self::entry_name(&self.0[56..])
+    }
+
+    /// Returns the name at the beginning of `bytes`, with the errors of kernel btrfs.
+    fn entry_name(bytes: &[u8]) -> ErrnoResult<Vec<u8>> {
+        let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        match &bytes[..len] {
+            name if name.contains(&b'/') => Err(Errno::EINVAL),
+            b"" => Err(Errno::EINVAL),
+            b"." | b".." => Err(Errno::EEXIST),
+            name if name.len() > NAME_BYTES_MAX => Err(Errno::ENAMETOOLONG),
+            name => Ok(name.to_vec()),
+        }
+    }
+}
+
+impl Door {
+    /// Serves a call about a subvolume. Returns `None` for every other call.
+    pub(super) fn subvolume_call(
+        &self,
+        call: &IoctlIn,
+        request: &mut Request<'_>,
+        reply: &mut Reply,
+    ) -> Option<ErrnoResult<Outcome>> {
+        Some(match call.cmd {
+            CREATE => self.create_subvolume(request),
+            SNAPSHOT => self.snapshot(request),
+            DESTROY => self.delete_subvolume(request),
+            DESTROY_2 => self.delete_subvolume_2(request),
+            SET_DEFAULT => self.set_default_subvolume(request),
+            SET_FLAGS => self.set_subvolume_flags(request),
+            GET_FLAGS => self.subvolume_flags(request, reply).map(|()| Outcome::Reply),
+            GET_INFO => self.subvolume_info(request, reply).map(|()| Outcome::Reply),
+            _ => return None,
+        })
+    }
+
+    fn create_subvolume(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        let name = Arguments::take(request)?.name()?;
+        let dir = self.node(request)?;
+        self.may_write_to_directory(&request.header, dir)?;
+        let umask = caller::umask(&request.header);
+        let new = new_inode(request, PERMISSIONS, umask);
+        self.change_name(request, name, move |filesystem, name| {
+            filesystem.create_subvolume(dir, name, &new).map(drop)
+        })
+    }
+
+    fn snapshot(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        let arguments = Arguments::take(request)?;
+        if arguments.flags_2() & !READ_ONLY != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let name = arguments.name_2()?;
+        let dir = self.node(request)?;
+        self.may_write_to_directory(&request.header, dir)?;
+        let source = self.source(request, arguments.fd())?;
+        if !self.owns(request, source)? {
+            return Err(Errno::EPERM);
+        }
+        let is_read_only = arguments.flags_2() & READ_ONLY != 0;
+        let access =
+            if is_read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
+        let nodes = self.writers_in(source.subvolume);
+        let device = Arc::clone(request.device);
+        self.change_name(request, name, move |filesystem, name| {
+            write_back(&device, &nodes);
+            filesystem.snapshot(source.subvolume, dir, name, access).map(drop)
+        })
+    }
+
+    fn delete_subvolume(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        let name = Arguments::take(request)?.name()?;
+        self.delete_name(request, self.node(request)?, name)
+    }
+
+    fn delete_subvolume_2(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        let arguments = Arguments::take(request)?;
+        match arguments.flags_2() {
+            0 => return self.delete_name(request, self.node(request)?, arguments.name_2()?),
+            BY_ID => {}
+            _ => return Err(Errno::EOPNOTSUPP),
+        }
+        // The name may be in a directory that the caller could not reach.
+        if !self.is_administrator(request) {
+            return Err(Errno::EPERM);
+        }
+        let found = self.filesystem.subvolume(arguments.id_2())?;
+        let parent = found.parent.ok_or(Errno::ENOENT)?;
+        self.delete_name(request, FileId::new(parent, found.dir), found.name)
+    }
+
+    fn delete_name(
+        &self,
+        request: &Request<'_>,
+        dir: FileId,
+        name: Vec<u8>,
+    ) -> ErrnoResult<Outcome> {
+        if !self.is_administrator(request) {
+            self.may_delete(request, dir, &name)?;
+        }
+        let root = self.filesystem.lookup(dir, &name)?;
+        if self.filesystem.stat(root)?.kind != FileKind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        let node = self.nodes.node_id(dir);
+        self.change_name_in(request, node, name, move |filesystem, name| {
+            filesystem.delete_subvolume(dir, name).map(drop)
+        })
+    }
+
+    /// Checks a caller that is no administrator (law 2).
+    fn may_delete(&self, request: &Request<'_>, dir: FileId, name: &[u8]) -> ErrnoResult<()> {
+        if !self.options.users_delete_subvolumes {
+            return Err(Errno::EPERM);
+        }
+        self.may_write_to_directory(&request.header, dir)?;
+        let root = self.filesystem.lookup(dir, name)?;
+        self.may_write_to_directory(&request.header, root)?;
+        let (above, below) = (self.filesystem.stat(dir)?, self.filesystem.stat(root)?);
+        let is_sticky = above.mode & STICKY != 0;
+        let owners = [above.uid, below.uid];
+        if is_sticky && !owners.iter().any(|uid| caller::is_owner(&request.header, *uid)) {
+            return Err(Errno::EPERM);
+        }
+        Ok(())
+    }
+
+    fn set_default_subvolume(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        if !self.is_administrator(request) {
+            return Err(Errno::EPERM);
+        }
+        let id: u64 = request.take()?;
+        let id = if id == 0 { TOP_LEVEL } else { id };
+        let filesystem = self.filesystem.clone();
+        self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+            filesystem.set_default_subvolume(id)?;
+            reply.push(&IoctlOut::default())
+        })
+    }
+
+    fn set_subvolume_flags(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        let flags: u64 = request.take()?;
+        let root = self.subvolume_root(request)?;
+        if !self.owns(request, root)? {
+            return Err(Errno::EPERM);
+        }
+        if flags & !READ_ONLY != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let nodes = self.writers_in(root.subvolume);
+        let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
+        self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+            write_back(&device, &nodes);
+            filesystem.set_subvolume_read_only(root.subvolume, flags & READ_ONLY != 0)?;
+            reply.push(&IoctlOut::default())
+        })
+    }
+
+    fn subvolume_flags(&self, request: &Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
+        let root = self.subvolume_root(request)?;
+        let is_read_only = self.filesystem.subvolume(root.subvolume)?.read_only;
+        reply.push(&IoctlOut::default())?;
+        reply.push(if is_read_only { &READ_ONLY } else { &0_u64 })
+    }
+
+    fn subvolume_info(&self, request: &Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
+        let id = self.node(request)?.subvolume;
+        let info = info_bytes(&self.filesystem.subvolume(id)?);
+        reply.push(&IoctlOut::default())?;
+        reply.push_bytes(&info)
+    }
+
+    /// Returns the root directory that a request is about.
+    fn subvolume_root(&self, request: &Request<'_>) -> ErrnoResult<FileId> {
+        let id = self.node(request)?;
+        if id.is_subvolume_root() { Ok(id) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Returns the root directory of the subvolume that a descriptor of the caller leads to
+    /// (law 4).
+    fn source(&self, request: &Request<'_>, fd: u64) -> ErrnoResult<FileId> {
+        let process = caller::directory(request.header.pid).ok_or(Errno::EPERM)?;
+        let path = process.join(format!("fd/{fd}"));
+        let (device, node) = fuse_node(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Errno::EBADF,
+            std::io::ErrorKind::PermissionDenied => Errno::EPERM,
+            _ => Errno::EXDEV,
+        })?;
+        if self.device_number != Some(device) {
+            return Err(Errno::EXDEV);
+        }
+        let id = self.file_id(node)?;
+        if id.is_subvolume_root() { Ok(id) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Returns whether the caller may change the attributes of a file.
+    fn owns(&self, request: &Request<'_>, id: FileId) -> ErrnoResult<bool> {
+        let owner = self.filesystem.stat(id)?.uid;
+        Ok(self.is_administrator(request) || caller::is_owner(&request.header, owner))
+    }
+
+    fn is_administrator(&self, request: &Request<'_>) -> bool {
+        let caller = &request.header;
+        let is_unchecked = !self.options.checks_permissions && caller::is_owner_of_mount(caller);
+        is_unchecked || caller::is_administrator(caller)
+    }
+
+    /// Returns the nodes of a subvolume whose pages the kernel may not have written back.
+    fn writers_in(&self, subvolume: u64) -> Vec<u64> {
+        let open = self.handles.open_for_write().into_iter();
+        let inside = open.filter(|id| id.subvolume == subvolume);
+        inside.map(|id| self.nodes.node_id(id)).collect()
+    }
+
+    fn change_name(
+        &self,
+        request: &Request<'_>,
+        name: Vec<u8>,
+        change: impl FnOnce(&Filesystem, &[u8]) -> butternut::Result<()> + Send + 'static,
+    ) -> ErrnoResult<Outcome> {
+        self.change_name_in(request, request.header.nodeid, name, change)
+    }
+
+    /// Defers a change of the entry `name` in the directory with node id `parent` (law 5).
+    fn change_name_in(
+        &self,
+        request: &Request<'_>,
+        parent: u64,
+        name: Vec<u8>,
+        change: impl FnOnce(&Filesystem, &[u8]) -> butternut::Result<()> + Send + 'static,
+    ) -> ErrnoResult<Outcome> {
+        let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
+        self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+            let changed = change(&filesystem, &name);
+            connection::invalidate_entry(&device, parent, &name);
+            connection::invalidate_attributes(&device, parent);
+            changed?;
+            reply.push(&IoctlOut::default())
+        })
+    }
+}
+
+/// Makes the kernel write back its dirty pages of some nodes (law 3).
+fn write_back(device: &std::os::fd::OwnedFd, nodes: &[u64]) {
+    for node in nodes {
+        connection::invalidate_pages(device, *node);
+    }
+}
+
+/// Returns `struct btrfs_ioctl_get_subvol_info_args`.
+fn info_bytes(of: &SubvolumeInfo) -> Vec<u8> {
+    let mut bytes = of.id.to_ne_bytes().to_vec();
+    let mut name = of.name.clone();
+    name.truncate(INFO_NAME_BYTES - 1);
+    name.resize(INFO_NAME_BYTES, 0);
+    bytes.extend(name);
+    for word in [of.parent.unwrap_or(0), of.dir, of.generation, of.flags] {
+        bytes.extend(word.to_ne_bytes());
+    }
+    for uuid in [of.uuid, of.parent_uuid, of.received_uuid] {
+        bytes.extend(uuid);
+    }
+    let generations =
+        [of.changed_generation, of.created_generation, of.sent_generation, of.received_generation];
+    bytes.extend(generations.into_iter().flat_map(u64::to_ne_bytes));
+    for Time { secs, nanos, .. } in [of.changed, of.created, of.sent, of.received] {
+        bytes.extend(secs.to_ne_bytes());
+        bytes.extend(u64::from(nanos).to_ne_bytes());
+    }
+    // The rest is reserved.
+    bytes.resize(INFO_BYTES, 0);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_refused_as_by_kernel_btrfs() {
+        let long = [b'a'; 300];
+        for (name, errno) in [
+            (&b"a/b"[..], Errno::EINVAL),
+            (b"", Errno::EINVAL),
+            (b".", Errno::EEXIST),
+            (b"..", Errno::EEXIST),
+            (&long, Errno::ENAMETOOLONG),
+        ] {
+            assert_eq!(Arguments::entry_name(name), Err(errno), "{name:?}");
+        }
+        assert_eq!(Arguments::entry_name(b"name\0rest"), Ok(b"name".to_vec()));
+    }
+}

@@ -1,0 +1,69 @@
+//! The node id of a file that another process has open on a FUSE filesystem.
+//!
+//! A file handle (`name_to_handle_at(2)`) of a FUSE filesystem contains the node id that the server
+//! has chosen. The kernel answers both calls here from memory, so the server itself may make them
+//! while it serves a request.
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+
+/// `FILEID_INO64_GEN` of `linux/exportfs.h`: two halves of the node id, the upper one first, and
+/// the generation.
+const INO64_GEN: i32 = 0x81;
+/// Length of such a handle in bytes.
+const HANDLE_BYTES: u32 = 12;
+
+/// `struct file_handle` with room for a handle of that type.
+#[repr(C)]
+struct Handle {
+    handle_bytes: u32,
+    handle_type: i32,
+    words: [u32; 3],
+}
+
+/// Returns the device number (major, minor) and the node id of the file that `path` leads to, such
+/// as a descriptor in `/proc/PID/fd`.
+///
+/// # Errors
+/// The file does not exist, or is not on a FUSE filesystem (`InvalidData`).
+pub fn fuse_node(path: &Path) -> io::Result<((u32, u32), u64)> {
+    let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
+    let c_path = CString::new(path.as_os_str().as_bytes())?;
+    let mut handle = Handle { handle_bytes: HANDLE_BYTES, handle_type: 0, words: [0; 3] };
+    let mut mount_id = 0;
+    // SAFETY: the path ends with a zero byte; `handle` has the layout of `struct file_handle` and
+    // room for `handle_bytes` bytes after its header; all live through the call.
+    let answer = unsafe {
+        libc::name_to_handle_at(
+            libc::AT_FDCWD,
+            c_path.as_ptr(),
+            (&raw mut handle).cast(),
+            &raw mut mount_id,
+            libc::AT_SYMLINK_FOLLOW,
+        )
+    };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if (handle.handle_type, handle.handle_bytes) != (INO64_GEN, HANDLE_BYTES) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let [upper, lower, _] = handle.words;
+    let node = u64::from(upper) << 32 | u64::from(lower);
+    Ok(((status.stx_dev_major, status.stx_dev_minor), node))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_not_on_fuse_is_refused() {
+        assert!(fuse_node(Path::new("/proc/self/exe")).is_err());
+        assert!(fuse_node(Path::new("/nonexistent")).is_err());
+    }
+}

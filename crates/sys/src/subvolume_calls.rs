@@ -1,0 +1,189 @@
+//! The ioctls of btrfs for subvolumes, on an open file of a mounted volume. The kernel's btrfs and
+//! the mounts of this project serve the same calls.
+//!
+//! Numbers and layouts are those of `linux/btrfs.h`. All structures have a fixed size, because the
+//! kernel transfers no other ones to a FUSE server.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+const SUBVOL_CREATE: libc::c_ulong = 0x5000_940e;
+const SNAP_CREATE_V2: libc::c_ulong = 0x5000_9417;
+const SNAP_DESTROY: libc::c_ulong = 0x5000_940f;
+const SNAP_DESTROY_V2: libc::c_ulong = 0x5000_943f;
+const DEFAULT_SUBVOL: libc::c_ulong = 0x4008_9413;
+const SUBVOL_GETFLAGS: libc::c_ulong = 0x8008_9419;
+const SUBVOL_SETFLAGS: libc::c_ulong = 0x4008_941a;
+const GET_SUBVOL_INFO: libc::c_ulong = 0x81f8_943c;
+
+/// The flag of a read-only subvolume, in arguments and results.
+pub const READ_ONLY: u64 = 1 << 1;
+/// Of `SNAP_DESTROY_V2`: the subvolume is named by its id.
+const BY_ID: u64 = 1 << 4;
+
+/// Size of the arguments of most calls, in bytes.
+const ARGUMENT_BYTES: usize = 4096;
+/// Where the name begins in the arguments of the first and of the second version.
+const NAME_AT: usize = 8;
+const NAME_V2_AT: usize = 56;
+/// Where the second version has its flags, and the id of a subvolume.
+const FLAGS_AT: usize = 16;
+const ID_AT: usize = 56;
+/// Size of the result of `GET_SUBVOL_INFO`, in bytes.
+const INFO_BYTES: usize = 504;
+
+/// Arguments as the kernel reads them.
+#[repr(C, align(8))]
+struct Arguments<const N: usize>([u8; N]);
+
+impl<const N: usize> Arguments<N> {
+    fn new() -> Self {
+        Self([0; N])
+    }
+
+    /// Sets the bytes at an offset.
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG`: they do not fit, with a zero byte behind them.
+    fn put(mut self, at: usize, bytes: &[u8]) -> io::Result<Self> {
+        let room = self.0.get_mut(at..).unwrap_or_default();
+        if room.len() <= bytes.len() {
+            return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+        }
+        room[..bytes.len()].copy_from_slice(bytes);
+        Ok(self)
+    }
+
+    /// Makes a call that reads or writes exactly these bytes.
+    fn call(&mut self, fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<()> {
+        let bytes = usize::try_from(request >> 16 & 0x3fff).unwrap_or(0);
+        assert!(bytes == N, "the number of a call states the size of its argument");
+        // SAFETY: the descriptor is open, and the number of the call states that it transfers N
+        // bytes, which live through the call.
+        let answer =
+            unsafe { libc::ioctl(fd.as_raw_fd(), request, (&raw mut self.0).cast::<u8>()) };
+        // The kernel returns 1 for some calls that have succeeded.
+        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+/// Creates an empty subvolume in a directory.
+///
+/// # Errors
+/// Those of mkdir(2); `ENOTTY` where the filesystem has no such call.
+pub fn create(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    Arguments::<ARGUMENT_BYTES>::new().put(NAME_AT, name)?.call(dir, SUBVOL_CREATE)
+}
+
+/// Creates a snapshot of the subvolume that contains `source` in a directory.
+///
+/// # Errors
+/// As [`create`]; `EPERM` if the source belongs to another user, `EXDEV` for another volume.
+pub fn snapshot(
+    dir: BorrowedFd<'_>,
+    name: &[u8],
+    source: impl AsFd,
+    read_only: bool,
+) -> io::Result<()> {
+    let fd = i64::from(source.as_fd().as_raw_fd());
+    let flags = if read_only { READ_ONLY } else { 0 };
+    Arguments::<ARGUMENT_BYTES>::new()
+        .put(0, &fd.to_ne_bytes())?
+        .put(FLAGS_AT, &flags.to_ne_bytes())?
+        .put(NAME_V2_AT, name)?
+        .call(dir, SNAP_CREATE_V2)
+}
+
+/// Deletes the subvolume of a name in a directory, with everything in it.
+///
+/// # Errors
+/// `EPERM` without the permission, or for the default subvolume; `ENOTEMPTY` if it contains
+/// subvolumes; `EINVAL` if it is none.
+pub fn delete(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    Arguments::<ARGUMENT_BYTES>::new().put(NAME_AT, name)?.call(dir, SNAP_DESTROY)
+}
+
+/// Deletes the subvolume with an id, in the volume of an open file.
+///
+/// # Errors
+/// As [`delete`]; `ENOENT` if there is none.
+pub fn delete_by_id(fd: BorrowedFd<'_>, id: u64) -> io::Result<()> {
+    Arguments::<ARGUMENT_BYTES>::new()
+        .put(FLAGS_AT, &BY_ID.to_ne_bytes())?
+        .put(ID_AT, &id.to_ne_bytes())?
+        .call(fd, SNAP_DESTROY_V2)
+}
+
+/// Makes a subvolume the one that a mount without options shows.
+///
+/// # Errors
+/// `EPERM` without `CAP_SYS_ADMIN`; `ENOENT` if there is none with this id.
+pub fn set_default(fd: BorrowedFd<'_>, id: u64) -> io::Result<()> {
+    let mut arguments = Arguments(id.to_ne_bytes());
+    arguments.call(fd, DEFAULT_SUBVOL)
+}
+
+/// Returns whether a subvolume is read-only. `root` is its root directory.
+///
+/// # Errors
+/// `EINVAL` for any other file.
+pub fn is_read_only(root: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut flags = Arguments([0; 8]);
+    flags.call(root, SUBVOL_GETFLAGS)?;
+    Ok(u64::from_ne_bytes(flags.0) & READ_ONLY != 0)
+}
+
+/// Makes a subvolume read-only, or writable again.
+///
+/// # Errors
+/// As [`is_read_only`]; `EPERM` if it belongs to another user.
+pub fn set_read_only(root: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
+    let flags = if read_only { READ_ONLY } else { 0 };
+    Arguments(flags.to_ne_bytes()).call(root, SUBVOL_SETFLAGS)
+}
+
+/// What a mounted volume tells of a subvolume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubvolumeInfo {
+    pub id: u64,
+    /// The subvolume that contains its name; 0 for the top level.
+    pub parent: u64,
+    pub is_received: bool,
+}
+
+/// Returns the subvolume that contains an open file.
+///
+/// # Errors
+/// `ENOTTY` where the filesystem has no such call.
+pub fn info(fd: BorrowedFd<'_>) -> io::Result<SubvolumeInfo> {
+    const PARENT_AT: usize = 264;
+    const RECEIVED_UUID_AT: usize = 328;
+    let mut result = Arguments([0; INFO_BYTES]);
+    result.call(fd, GET_SUBVOL_INFO)?;
+    let word = |at: usize| {
+        let bytes: [u8; 8] = result.0[at..at + 8].try_into().unwrap_or_default();
+        u64::from_ne_bytes(bytes)
+    };
+    let received = &result.0[RECEIVED_UUID_AT..RECEIVED_UUID_AT + 16];
+    Ok(SubvolumeInfo {
+        id: word(0),
+        parent: word(PARENT_AT),
+        is_received: received.iter().any(|byte| *byte != 0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_do_not_fit_and_other_filesystems_are_refused() {
+        let dir = std::fs::File::open("/proc").expect("/proc is mounted");
+        let long = vec![b'a'; ARGUMENT_BYTES - NAME_V2_AT];
+        let refused = snapshot(dir.as_fd(), &long, &dir, false).map_err(|e| e.raw_os_error());
+        assert_eq!(refused, Err(Some(libc::ENAMETOOLONG)));
+        let refused = create(dir.as_fd(), b"name").map_err(|e| e.raw_os_error());
+        assert_eq!(refused, Err(Some(libc::ENOTTY)));
+        assert!(info(dir.as_fd()).is_err());
+    }
+}
