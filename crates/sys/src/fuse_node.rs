@@ -20,8 +20,8 @@ const HANDLE_BYTES: u32 = 12;
 /// `struct file_handle` with room for a handle of that type.
 #[repr(C)]
 struct Handle {
-    handle_bytes: u32,
-    handle_type: i32,
+    bytes: u32,
+    kind: i32,
     words: [u32; 3],
 }
 
@@ -33,10 +33,10 @@ struct Handle {
 pub fn fuse_node(path: &Path) -> io::Result<((u32, u32), u64)> {
     let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
     let c_path = CString::new(path.as_os_str().as_bytes())?;
-    let mut handle = Handle { handle_bytes: HANDLE_BYTES, handle_type: 0, words: [0; 3] };
+    let mut handle = Handle { bytes: HANDLE_BYTES, kind: 0, words: [0; 3] };
     let mut mount_id = 0;
     // SAFETY: the path ends with a zero byte; `handle` has the layout of `struct file_handle` and
-    // room for `handle_bytes` bytes after its header; all live through the call.
+    // room for `bytes` bytes after its header; all live through the call.
     let answer = unsafe {
         libc::name_to_handle_at(
             libc::AT_FDCWD,
@@ -49,7 +49,7 @@ pub fn fuse_node(path: &Path) -> io::Result<((u32, u32), u64)> {
     if answer != 0 {
         return Err(io::Error::last_os_error());
     }
-    if (handle.handle_type, handle.handle_bytes) != (INO64_GEN, HANDLE_BYTES) {
+    if (handle.kind, handle.bytes) != (INO64_GEN, HANDLE_BYTES) {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let [upper, lower, _] = handle.words;

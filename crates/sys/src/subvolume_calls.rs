@@ -4,6 +4,8 @@
 //! Numbers and layouts are those of `linux/btrfs.h`. All structures have a fixed size, because the
 //! kernel transfers no other ones to a FUSE server.
 
+#![expect(clippy::host_endian_bytes, reason = "numbers in arguments of calls are in host order")]
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 

@@ -172,7 +172,7 @@ impl Deletion<'_> {
             let is_end = !is_started || next.level <= level;
             let slot = match (is_started, is_end) {
                 (false, _) => 0,
-                (true, true) => self.slot_of(&block, progress)?,
+                (true, true) => slot_of(&block, progress)?,
                 (true, false) => covering_slot(&block, &progress).unwrap_or(0),
             };
             let end = next.end_key;
@@ -184,15 +184,6 @@ impl Deletion<'_> {
             (next, by) = (below.ok_or_else(|| no_child(&block, slot))?, referrer.to_block());
         }
         Ok(())
-    }
-
-    /// Returns the slot of the progress. A child that it does not name would never be freed.
-    fn slot_of(&self, block: &Block, progress: Key) -> Result<usize, TreeError> {
-        block.find(&progress).map_err(|_| {
-            let refused =
-                Refused::new("drop_progress", progress, "a key of the node at drop_level");
-            corrupt(block.logical(), refused)
-        })
     }
 
     /// Returns the key and the level of the next child. The last node on the path has one whenever
@@ -350,6 +341,14 @@ impl Deletion<'_> {
     fn is_part_done(&self) -> bool {
         self.blocks_left == 0 || self.references_left == 0
     }
+}
+
+/// Returns the slot of the progress. A child that it does not name would never be freed.
+fn slot_of(block: &Block, progress: Key) -> Result<usize, TreeError> {
+    block.find(&progress).map_err(|_| {
+        let refused = Refused::new("drop_progress", progress, "a key of the node at drop_level");
+        corrupt(block.logical(), refused)
+    })
 }
 
 fn require_alone(of: &Expected, found: &BlockRefs) -> Result<(), TreeError> {

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use butternut::{FileId, FileKind, Filesystem, SnapshotAccess, SubvolumeInfo, TOP_LEVEL, Time};
 use butternut_sys::fuse_node::fuse_node;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::connection;
 use crate::connection::protocol::{IoctlIn, IoctlOut};
@@ -66,8 +67,8 @@ impl<'a> Arguments<'a> {
     }
 
     fn word(&self, at: usize) -> u64 {
-        let bytes = self.0.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
-        u64::from_ne_bytes(bytes.unwrap_or_default())
+        let word = self.0.get(at..).and_then(|bytes| u64::read_from_prefix(bytes).ok());
+        word.map_or(0, |(word, _)| word)
     }
 
     /// The descriptor of a source.
@@ -272,11 +273,9 @@ impl Door {
     fn source(&self, request: &Request<'_>, fd: u64) -> ErrnoResult<FileId> {
         let process = caller::directory(request.header.pid).ok_or(Errno::EPERM)?;
         let path = process.join(format!("fd/{fd}"));
-        let (device, node) = fuse_node(&path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Errno::EBADF,
-            std::io::ErrorKind::PermissionDenied => Errno::EPERM,
-            _ => Errno::EXDEV,
-        })?;
+        let is_open = std::fs::symlink_metadata(&path).is_ok();
+        let refused = if is_open { Errno::EXDEV } else { Errno::EBADF };
+        let (device, node) = fuse_node(&path).map_err(|_| refused)?;
         if self.device_number != Some(device) {
             return Err(Errno::EXDEV);
         }
@@ -340,23 +339,23 @@ fn write_back(device: &std::os::fd::OwnedFd, nodes: &[u64]) {
 
 /// Returns `struct btrfs_ioctl_get_subvol_info_args`.
 fn info_bytes(of: &SubvolumeInfo) -> Vec<u8> {
-    let mut bytes = of.id.to_ne_bytes().to_vec();
+    let mut bytes = of.id.as_bytes().to_vec();
     let mut name = of.name.clone();
     name.truncate(INFO_NAME_BYTES - 1);
     name.resize(INFO_NAME_BYTES, 0);
     bytes.extend(name);
     for word in [of.parent.unwrap_or(0), of.dir, of.generation, of.flags] {
-        bytes.extend(word.to_ne_bytes());
+        bytes.extend(word.as_bytes());
     }
     for uuid in [of.uuid, of.parent_uuid, of.received_uuid] {
         bytes.extend(uuid);
     }
     let generations =
         [of.changed_generation, of.created_generation, of.sent_generation, of.received_generation];
-    bytes.extend(generations.into_iter().flat_map(u64::to_ne_bytes));
+    bytes.extend(generations.as_bytes());
     for Time { secs, nanos, .. } in [of.changed, of.created, of.sent, of.received] {
-        bytes.extend(secs.to_ne_bytes());
-        bytes.extend(u64::from(nanos).to_ne_bytes());
+        bytes.extend(secs.as_bytes());
+        bytes.extend(u64::from(nanos).as_bytes());
     }
     // The rest is reserved.
     bytes.resize(INFO_BYTES, 0);

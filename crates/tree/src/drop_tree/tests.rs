@@ -42,16 +42,16 @@ fn put(forest: &Arc<Forest>, tree: TreeId, numbers: std::ops::Range<u64>) {
 
 /// Makes a subvolume of `items` items, of which five fill a leaf.
 fn subvolume(device: &Arc<MemoryDevice>, items: u64) -> Arc<Forest> {
-    subvolume_of(device, MkfsOptions::default(), items)
+    subvolume_of(device, &MkfsOptions::default(), items)
 }
 
 /// Makes a subvolume of small nodes: one item fills a leaf, and 122 leaves a node above them.
 fn tall_subvolume(device: &Arc<MemoryDevice>, items: u64) -> Arc<Forest> {
-    subvolume_of(device, MkfsOptions { node_bytes: Some(4096), ..MkfsOptions::default() }, items)
+    subvolume_of(device, &MkfsOptions { node_bytes: Some(4096), ..MkfsOptions::default() }, items)
 }
 
-fn subvolume_of(device: &Arc<MemoryDevice>, options: MkfsOptions, items: u64) -> Arc<Forest> {
-    butternut_mkfs::make(&**device, &options).expect("a volume");
+fn subvolume_of(device: &Arc<MemoryDevice>, options: &MkfsOptions, items: u64) -> Arc<Forest> {
+    butternut_mkfs::make(&**device, options).expect("a volume");
     let forest = open(device);
     let mut root = RawRootItem::new_zeroed();
     root.refs.set(1);
