@@ -5,6 +5,8 @@
 
 mod volume;
 
+use butternut::device::{Fault, Rule};
+use butternut::format::chunk::BlockGroupFlags;
 use butternut::{Error, FileId, Filesystem, MountOptions, Privileges, SnapshotAccess, TOP_LEVEL};
 use volume::{TestVolume, names, new};
 
@@ -26,6 +28,14 @@ fn read(filesystem: &Filesystem, path: &str) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
     file.read_exact_at(0, &mut bytes).unwrap();
     bytes
+}
+
+/// A rule that fails writes of file data, and no others.
+fn failing_data(filesystem: &Filesystem) -> Rule {
+    let chunks = filesystem.inspect().chunks();
+    let chunk = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA)).unwrap();
+    let at = chunk.stripes[0].1;
+    Rule::at(at..at + chunk.bytes, Fault::WriteError)
 }
 
 #[test]
@@ -326,4 +336,34 @@ fn no_lane_writes_to_a_subvolume_that_is_deleted_or_read_only() {
     file.write_direct(4096, &[4; 4096], Privileges::Keep).unwrap();
     drop(file);
     volume.reopen(filesystem);
+}
+
+/// Data that was acknowledged and is lost in the call's own writeback is an error of the call, with
+/// and without a flusher.
+#[test]
+fn a_subvolume_whose_data_is_lost_is_not_copied_and_not_made_read_only() {
+    for seconds in [0, 3600] {
+        let volume = TestVolume::new();
+        let options = MountOptions::default().commit_seconds(seconds);
+        let (device, filesystem) = volume.open_faulty(&options);
+        let root = filesystem.root();
+        let id = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+        for is_snapshot in [true, false] {
+            write(&filesystem, "sub/file", &vec![1; 100_000]);
+            filesystem.sync().unwrap();
+            write(&filesystem, "sub/file", &vec![2; 100_000]);
+            let rule = device.add(failing_data(&filesystem));
+            let done = if is_snapshot {
+                filesystem.snapshot(id, root, b"snap", SnapshotAccess::ReadOnly).map(drop)
+            } else {
+                filesystem.set_subvolume_read_only(id, true)
+            };
+            device.remove(rule);
+            assert_eq!(done.unwrap_err().errno(), 5, "{seconds} {is_snapshot}");
+            assert!(filesystem.resolve(b"snap", butternut::Follow::Last).is_err());
+            assert!(!filesystem.subvolume(id).unwrap().read_only);
+            filesystem.sync().unwrap_err();
+        }
+        volume.reopen(filesystem);
+    }
 }
