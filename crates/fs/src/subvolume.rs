@@ -4,6 +4,7 @@ pub(crate) mod barrier;
 pub(crate) mod clean;
 pub(crate) mod create;
 mod delete;
+pub(crate) mod listings;
 mod properties;
 pub(crate) mod roots;
 mod uuid_tree;

@@ -5,7 +5,7 @@
 //! ```text
 //! snapshots           operations share it, a snapshot excludes them
 //! renames             directories move one at a time
-//! merges              merges share it, a deletion of a subvolume excludes them
+//! merges              merges share it, a subvolume that is deleted or closed excludes them
 //! inode locks         ascending by id
 //! a transaction       joined; no inode lock is waited for, no data is read or written
 //! attributes          of one inode; the trees are read under it if they are not in memory
@@ -14,6 +14,18 @@
 //! ```
 //!
 //! All ranks are in `sys::lock::rank`.
+//!
+//! Laws:
+//!
+//! 1. A subvolume that has become read-only, or is deleted, is *closed*: no operation that writes
+//!    finds it. It is closed while operations that write and merges are excluded, so no thread that
+//!    found it writable before opens it again afterwards.
+//! 2. No inode number of a subvolume is returned twice while the volume is open, and no subvolume
+//!    id. A subvolume that is closed keeps its next inode number: when it is opened again, its tree
+//!    may not have the highest number any more, while caches still do.
+//! 3. Memory forgets the inodes of a deleted subvolume that are not pinned when it is deleted; the
+//!    others, before its blocks are freed. From then on its tree cannot be found either
+//!    (`subvolume::roots`), so no inode of it can be used.
 
 use crate::background::cleaner_signal::CleanerSignal;
 use crate::background::signal::Signal;
@@ -21,6 +33,7 @@ use crate::inode::dirty::DirtyInodes;
 use crate::inode::idle::IdleFiles;
 use crate::inode::table::{InodeEntry, InodeState, InodeTable};
 use crate::subvolume::barrier::SnapshotBarrier;
+use crate::subvolume::listings::ListedSubvolumes;
 use crate::{Clock, Error, FileId, Result};
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
@@ -42,10 +55,12 @@ pub(crate) struct WriteState {
     pub(crate) has_committer: bool,
     is_abandoned: AtomicBool,
     subvolumes: Mutex<HashMap<u64, Arc<WritableSubvolume>>, rank::Subvolumes>,
+    pub(crate) listings: ListedSubvolumes,
     /// Inodes with data or attributes that no tree has yet.
     dirty: DirtyInodes,
     pub(crate) snapshots: SnapshotBarrier,
-    /// Shared by merges of files into the trees. A deletion of a subvolume excludes them.
+    /// Shared by merges of files into the trees, and by deletions of orphans. They are excluded
+    /// while a subvolume is deleted or becomes read-only.
     pub(crate) merges: RwLock<(), rank::Merges>,
     renames: Mutex<(), rank::Renames>,
     /// Locked while deleted subvolumes are freed.
@@ -66,6 +81,8 @@ pub(crate) struct WritableSubvolume {
     pub(crate) id: TreeId,
     pub(crate) tree: Tree,
     next_ino: Mutex<Ino, rank::NextIno>,
+    /// It is read-only (law 1).
+    is_closed: AtomicBool,
 }
 
 /// Orphans that could not be deleted when their subvolume was opened for writing.
@@ -100,6 +117,7 @@ impl WriteState {
             has_committer,
             is_abandoned: AtomicBool::new(false),
             subvolumes: Mutex::default(),
+            listings: ListedSubvolumes::default(),
             dirty: DirtyInodes::default(),
             snapshots: SnapshotBarrier::default(),
             merges: RwLock::default(),
@@ -150,25 +168,30 @@ impl WriteState {
         self.renames.lock()
     }
 
-    /// Ends writing to a subvolume that has become read-only, or begins it again. The caller
-    /// excludes operations that write.
-    pub(crate) fn set_closed(&self, id: u64, is_closed: bool) {
-        let closed = self.subvolumes().remove(&id);
-        drop(closed);
+    /// Ends writing to a subvolume that has become read-only. The caller excludes operations that
+    /// write and merges (law 1).
+    pub(crate) fn close_subvolume(&self, id: u64) {
+        let known = self.subvolumes().get(&id).map(Arc::clone);
+        if let Some(subvolume) = known {
+            subvolume.is_closed.store(true, Ordering::Release);
+        }
         for entry in self.table.entries_in(id) {
-            entry.lock().is_closed = is_closed;
+            entry.set_subvolume_writable(false);
         }
     }
 
-    /// Ends writing to a deleted subvolume, and drops its changes that are in memory only. The
-    /// caller excludes operations that write and merges.
+    /// Ends writing to a deleted subvolume, drops its changes that are in memory only, and forgets
+    /// its inodes that are not pinned (law 3). The caller excludes operations that write and
+    /// merges, and no tree of the subvolume can be found any more.
     pub(crate) fn discard_subvolume(&self, id: u64) {
         let closed = self.subvolumes().remove(&id);
         drop(closed);
         for entry in self.table.entries_in(id) {
+            entry.set_subvolume_writable(false);
             let mut state = entry.lock();
-            state.is_closed = true;
-            if self.is_dirty(entry.id) {
+            if !entry.is_pinned() {
+                self.forget_inode(&entry, &mut state);
+            } else if self.is_dirty(entry.id) {
                 if let Some(file) = state.file.as_mut() {
                     file.discard();
                 }
@@ -178,6 +201,20 @@ impl WriteState {
         }
         let mut next = self.next_subvolume.lock();
         *next = id.saturating_add(1).max(*next);
+    }
+
+    /// Forgets all inodes of a deleted subvolume, whose tree cannot be found any more (law 3).
+    /// Returns `false` if one is pinned or listed: its tree is still in use.
+    pub(crate) fn forget_subvolume(&self, id: u64) -> bool {
+        !self.listings.contains(id)
+            && self.table.entries_in(id).iter().all(|entry| {
+                let mut state = entry.lock();
+                let is_unused = !entry.is_pinned();
+                if is_unused {
+                    self.forget_inode(entry, &mut state);
+                }
+                is_unused
+            })
     }
 
     /// Returns an id for a new subvolume. No id is returned twice while the volume is open, also if
@@ -212,14 +249,45 @@ impl WriteState {
         if let Some(left) = left {
             self.left_orphans().push(left);
         }
-        let subvolume = Arc::new(subvolume);
-        self.subvolumes().insert(id.subvolume, Arc::clone(&subvolume));
-        Ok(subvolume)
+        Ok(self.add_subvolume(subvolume))
     }
 
-    /// Returns the subvolume of an inode, if it was written to before.
+    /// Returns the subvolume of an inode, which is read-only. Only orphans may be deleted in it.
+    /// `open` reads it if it was not used before.
+    pub(crate) fn closed_subvolume(
+        &self,
+        id: FileId,
+        open: impl FnOnce() -> Result<WritableSubvolume>,
+    ) -> Result<Arc<WritableSubvolume>> {
+        let _alone = self.opening.lock();
+        let known = self.subvolumes().get(&id.subvolume).map(Arc::clone);
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let subvolume = open()?;
+        subvolume.is_closed.store(true, Ordering::Release);
+        Ok(self.add_subvolume(subvolume))
+    }
+
+    /// Adds a subvolume, whose inode numbers begin no lower than those of the one that it replaces
+    /// (law 2). The caller has `opening` locked.
+    fn add_subvolume(&self, subvolume: WritableSubvolume) -> Arc<WritableSubvolume> {
+        let known = self.subvolumes().get(&subvolume.id.0).map(Arc::clone);
+        if let Some(closed) = known {
+            let floor = *closed.next_ino.lock();
+            let mut next = subvolume.next_ino.lock();
+            *next = floor.max(*next);
+        }
+        let subvolume = Arc::new(subvolume);
+        let replaced = self.subvolumes().insert(subvolume.id.0, Arc::clone(&subvolume));
+        drop(replaced);
+        subvolume
+    }
+
+    /// Returns the subvolume of an inode, if it was written to before and is not closed.
     pub(crate) fn cached_subvolume(&self, id: FileId) -> Option<Arc<WritableSubvolume>> {
-        self.subvolumes().get(&id.subvolume).map(Arc::clone)
+        let is_open = |known: &&Arc<WritableSubvolume>| !known.is_closed.load(Ordering::Acquire);
+        self.subvolumes().get(&id.subvolume).filter(is_open).map(Arc::clone)
     }
 
     /// Records that the inode has something that no tree has yet. The caller holds its inode lock.
@@ -253,6 +321,10 @@ impl WriteState {
     /// Drops what memory has of a deleted inode. The caller holds its inode lock exclusively.
     pub(crate) fn forget(&self, entry: &InodeEntry, state: &mut InodeState) {
         self.signal.freed(entry.cached().map_or(0, |inode| inode.bytes_used));
+        self.forget_inode(entry, state);
+    }
+
+    fn forget_inode(&self, entry: &InodeEntry, state: &mut InodeState) {
         if let Some(mut file) = state.file.take() {
             file.discard();
         }
@@ -266,7 +338,7 @@ impl WriteState {
 impl WritableSubvolume {
     pub(crate) fn new(id: TreeId, tree: Tree) -> Result<Self> {
         let next_ino = Mutex::new(names::next_ino(&tree)?);
-        Ok(Self { id, tree, next_ino })
+        Ok(Self { id, tree, next_ino, is_closed: AtomicBool::new(false) })
     }
 
     /// Returns a number for a new inode. No number is returned twice, whether it was used or not.

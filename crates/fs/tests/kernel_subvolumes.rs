@@ -162,3 +162,93 @@ fn a_deletion_of_the_kernel_goes_on_here() {
     let filesystem = open(&image, true);
     assert_eq!(filesystem.subvolumes().unwrap().len(), 1);
 }
+
+/// What a subvolume says of the stream that it was received from.
+fn received(filesystem: &Filesystem, path: &str) -> impl std::fmt::Debug + PartialEq {
+    let info = filesystem.subvolume(subvolume(filesystem, path)).unwrap();
+    let generations = (info.sent_generation, info.received_generation);
+    (info.received_uuid, generations, info.sent, info.received, info.read_only)
+}
+
+#[test]
+fn a_snapshot_keeps_of_a_received_subvolume_what_the_kernel_keeps() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "
+        btrfs -q subvolume create src; echo 1 > src/file; btrfs -q subvolume snapshot -r src sent
+        mkdir in; btrfs -q send sent | btrfs -q receive in
+        btrfs -q subvolume snapshot in/sent kernel_rw; btrfs -q subvolume snapshot -r in/sent kernel_ro";
+    let image = KernelImage::make(1, &[], "", script);
+    let filesystem = open(&image, false);
+    let (root, source) = (filesystem.root(), subvolume(&filesystem, "in/sent"));
+    for (name, access) in [("rw", SnapshotAccess::ReadWrite), ("ro", SnapshotAccess::ReadOnly)] {
+        filesystem.snapshot(source, root, format!("ours_{name}").as_bytes(), access).unwrap();
+    }
+    filesystem.close().unwrap();
+    let filesystem = open(&image, true);
+    let device = image.devices[0].to_string_lossy().into_owned();
+    let listed = run("btrfs", &["inspect-internal", "dump-tree", "-t", "uuid", &device]);
+    for (name, times) in [("rw", 1), ("ro", 2)] {
+        let (ours, kernels) = (format!("ours_{name}"), format!("kernel_{name}"));
+        assert_eq!(received(&filesystem, &ours), received(&filesystem, &kernels), "{name}");
+        for path in [ours, kernels] {
+            let line = format!("subvol_id {}", subvolume(&filesystem, &path));
+            let count = listed.lines().filter(|one| one.trim() == line).count();
+            assert_eq!(count, times, "{path} in the UUID tree");
+        }
+    }
+    drop(filesystem);
+    judge(&image);
+}
+
+/// Directories whose mode, flags, properties and lists of access rights a new directory inherits.
+const INHERITED: &str = "
+mkdir acl sgid nocow zdir
+setfacl -d -m u::rwx,g::r-x,o::--- acl
+chgrp 100 sgid; chmod 2775 sgid
+chattr +C nocow; chattr +c zdir
+btrfs -q subvolume create zsub; mkdir zsub/nocow; chattr +C zsub/nocow
+btrfs property set zsub compression zstd; mkdir zsub/plain zsub/lzo
+btrfs property set zsub/lzo compression lzo
+for dir in acl sgid nocow zdir zsub zsub/plain zsub/nocow zsub/lzo; do
+    for mask in 022 077; do (umask $mask; btrfs -q subvolume create $dir/kernel$mask); done
+done
+";
+
+#[test]
+fn a_new_subvolume_inherits_what_the_kernel_lets_it_inherit() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &[], "", INHERITED);
+    let filesystem = open(&image, false);
+    let dirs = ["acl", "sgid", "nocow", "zdir", "zsub", "zsub/plain", "zsub/nocow", "zsub/lzo"];
+    for dir in dirs {
+        let at = filesystem.resolve(dir.as_bytes(), Follow::Last).unwrap();
+        for umask in [0o22, 0o77] {
+            let new = NewInode { permissions: 0o777, umask, uid: 0, gid: 0 };
+            filesystem.create_subvolume(at, format!("ours{umask:03o}").as_bytes(), &new).unwrap();
+        }
+    }
+    filesystem.close().unwrap();
+    // The kernel adds the flag of the compression property when it reads an inode.
+    let mount = image.mount("ro");
+    let shown = |path: String| {
+        let path = mount.path().join(path).display().to_string();
+        let script = "stat -c '%a %u %g' \"$0\"; lsattr -d \"$0\" | cut -d' ' -f1
+            getfattr -h -d -m - \"$0\" 2> /dev/null | grep -v '^#'; true";
+        run("bash", &["-c", script, &path])
+    };
+    let differ: Vec<_> = dirs
+        .iter()
+        .flat_map(|dir| ["022", "077"].map(|umask| (dir, umask)))
+        .map(|(dir, mask)| {
+            (dir, shown(format!("{dir}/ours{mask}")), shown(format!("{dir}/kernel{mask}")))
+        })
+        .filter(|(_, ours, kernels)| ours != kernels)
+        .collect();
+    drop(mount);
+    assert!(differ.is_empty(), "ours, the kernel's: {differ:#?}");
+    judge(&image);
+}

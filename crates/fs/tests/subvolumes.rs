@@ -5,6 +5,9 @@
 
 mod volume;
 
+use butternut::device::{Fault, Rule};
+use butternut::format::chunk::BlockGroupFlags;
+use butternut::queue::{IoFlags, QueueOptions};
 use butternut::{Error, FileId, Filesystem, MountOptions, Privileges, SnapshotAccess, TOP_LEVEL};
 use volume::{TestVolume, names, new};
 
@@ -26,6 +29,14 @@ fn read(filesystem: &Filesystem, path: &str) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
     file.read_exact_at(0, &mut bytes).unwrap();
     bytes
+}
+
+/// A rule that fails writes of file data, and no others.
+fn failing_data(filesystem: &Filesystem) -> Rule {
+    let chunks = filesystem.inspect().chunks();
+    let chunk = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA)).unwrap();
+    let at = chunk.stripes[0].1;
+    Rule::at(at..at + chunk.bytes, Fault::WriteError)
 }
 
 #[test]
@@ -325,5 +336,218 @@ fn no_lane_writes_to_a_subvolume_that_is_deleted_or_read_only() {
     let file = filesystem.open_path(b"read-only/file").unwrap();
     file.write_direct(4096, &[4; 4096], Privileges::Keep).unwrap();
     drop(file);
+    volume.reopen(filesystem);
+}
+
+/// Writes one block at each of the ways into a file, and returns which of them succeeded.
+fn lanes_that_write(filesystem: &Filesystem, path: &str) -> Vec<&'static str> {
+    let file = filesystem.open_path(path.as_bytes()).unwrap();
+    let mut open = Vec::new();
+    let mut note = |lane, is_done: bool| {
+        if is_done {
+            open.push(lane)
+        }
+    };
+    note("direct", file.write_direct(0, &[3; 4096], Privileges::Keep).is_ok());
+    for flags in [IoFlags::DIRECT, IoFlags::DIRECT.with(IoFlags::NOWAIT), IoFlags::default()] {
+        let mut queue = filesystem.queue(&QueueOptions::default()).unwrap();
+        let mut buffer = queue.buffer(4096).unwrap();
+        buffer.fill(3);
+        let is_accepted = queue.write(&file, 4096, buffer, flags, 1).is_ok();
+        let mut done = Vec::new();
+        if is_accepted {
+            queue.reap(1, None, &mut done);
+        }
+        note("queue", is_accepted && done[0].result.is_ok());
+    }
+    note("cached", file.write_at(8192, &[3; 4096]).is_ok());
+    note("uncached", file.write_uncached(8192, &[3; 4096], Privileges::Keep).is_ok());
+    note("truncate", file.truncate(0).is_ok());
+    note("fallocate", file.allocate(0..4096, butternut::Allocate::Extend).is_ok());
+    open
+}
+
+#[test]
+fn no_lane_writes_to_a_file_whose_subvolume_was_read_only_before() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let id = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    write(&filesystem, "sub/file", &vec![1; 16 << 10]);
+    filesystem.snapshot(id, root, b"snap", SnapshotAccess::ReadOnly).unwrap();
+    assert_eq!(lanes_that_write(&filesystem, "snap/file"), [""; 0], "a new snapshot");
+    filesystem.set_subvolume_read_only(id, true).unwrap();
+    drop(filesystem);
+    let filesystem = volume.open();
+    for path in ["snap/file", "sub/file"] {
+        assert_eq!(lanes_that_write(&filesystem, path), [""; 0], "{path} after a new open");
+    }
+    filesystem.set_subvolume_read_only(id, false).unwrap();
+    assert_eq!(lanes_that_write(&filesystem, "sub/file").len(), 8);
+    filesystem.set_subvolume_read_only(id, true).unwrap();
+    assert_eq!(lanes_that_write(&filesystem, "sub/file"), [""; 0], "read-only again");
+    let filesystem = volume.reopen(filesystem);
+    assert_eq!(read(&filesystem, "snap/file"), vec![1; 16 << 10]);
+}
+
+#[test]
+fn no_inode_number_is_used_twice_while_the_volume_is_open() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let id = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    let sub = FileId::root_of(id);
+    let mut seen = Vec::new();
+    for step in 0..4 {
+        let name = format!("file {step}");
+        let made = filesystem.create(sub, name.as_bytes(), &new(0o644)).unwrap();
+        assert!(!seen.contains(&made), "{made:?} after {seen:?}");
+        seen.push(made);
+        filesystem.unlink(sub, name.as_bytes()).unwrap();
+        if step % 2 == 0 {
+            filesystem.set_subvolume_read_only(id, true).unwrap();
+        }
+        filesystem.set_subvolume_read_only(id, false).unwrap();
+    }
+    volume.reopen(filesystem);
+}
+
+/// Data that was acknowledged and is lost in the call's own writeback is an error of the call, with
+/// and without a flusher.
+#[test]
+fn a_subvolume_whose_data_is_lost_is_not_copied_and_not_made_read_only() {
+    for seconds in [0, 3600] {
+        let volume = TestVolume::new();
+        let options = MountOptions::default().commit_seconds(seconds);
+        let (device, filesystem) = volume.open_faulty(&options);
+        let root = filesystem.root();
+        let id = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+        for is_snapshot in [true, false] {
+            write(&filesystem, "sub/file", &vec![1; 100_000]);
+            filesystem.sync().unwrap();
+            write(&filesystem, "sub/file", &vec![2; 100_000]);
+            let rule = device.add(failing_data(&filesystem));
+            let done = if is_snapshot {
+                filesystem.snapshot(id, root, b"snap", SnapshotAccess::ReadOnly).map(drop)
+            } else {
+                filesystem.set_subvolume_read_only(id, true)
+            };
+            device.remove(rule);
+            assert_eq!(done.unwrap_err().errno(), 5, "{seconds} {is_snapshot}");
+            assert!(filesystem.resolve(b"snap", butternut::Follow::Last).is_err());
+            assert!(!filesystem.subvolume(id).unwrap().read_only);
+            filesystem.sync().unwrap_err();
+        }
+        volume.reopen(filesystem);
+    }
+}
+
+#[test]
+fn a_listing_keeps_a_deleted_subvolume_until_it_ends() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let sub = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    fill(&filesystem, "sub", 600);
+    filesystem.sync().unwrap();
+    let mut listing = filesystem.read_dir(FileId::root_of(sub), butternut::FIRST_ENTRY).unwrap();
+    listing.next().unwrap().unwrap();
+    filesystem.delete_subvolume(root, b"sub").unwrap();
+    assert_eq!(filesystem.clean_subvolumes().unwrap(), [sub]);
+    assert_eq!(listing.by_ref().map(Result::unwrap).count(), 599);
+    drop(listing);
+    assert_eq!(filesystem.clean_subvolumes().unwrap(), [0; 0]);
+    volume.reopen(filesystem);
+}
+
+#[test]
+fn no_inode_of_a_deleted_subvolume_is_found_by_its_id() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let sub = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    fill(&filesystem, "sub", 3);
+    filesystem.sync().unwrap();
+    let id = |path: &str| filesystem.resolve(path.as_bytes(), butternut::Follow::Last).unwrap();
+    let (top, closed, open) = (FileId::root_of(sub), id("sub/file 0"), id("sub/file 1"));
+    let file = filesystem.open_file(open).unwrap();
+    filesystem.delete_subvolume(root, b"sub").unwrap();
+    let is_stale = |id| {
+        assert!(matches!(filesystem.stat(id), Err(Error::Stale { .. })), "{id:?}");
+        assert!(filesystem.open_file(id).is_err(), "{id:?}");
+    };
+    is_stale(top);
+    is_stale(closed);
+    assert!(filesystem.stat(open).is_ok(), "it is open");
+    assert_eq!(filesystem.clean_subvolumes().unwrap(), [sub]);
+    drop(file);
+    assert_eq!(filesystem.clean_subvolumes().unwrap(), [0; 0]);
+    is_stale(open);
+    volume.reopen(filesystem);
+}
+
+/// A deletion removes the name before any lookup can take it for the name of a placeholder.
+#[test]
+fn a_name_of_a_subvolume_is_never_a_placeholder_while_it_is_deleted() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Acquire) {
+                match filesystem.lookup(root, b"sub") {
+                    Ok(id) => assert!(!id.is_placeholder(), "{id:?}"),
+                    Err(error) => assert!(matches!(error, Error::NotFound), "{error:?}"),
+                }
+                for entry in filesystem.read_dir(root, butternut::FIRST_ENTRY).unwrap() {
+                    assert!(!entry.unwrap().id.is_placeholder());
+                }
+            }
+        });
+        for _ in 0..40 {
+            filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+            filesystem.delete_subvolume(root, b"sub").unwrap();
+        }
+        done.store(true, std::sync::atomic::Ordering::Release);
+        reader.join().unwrap();
+    });
+    volume.reopen(filesystem);
+}
+
+#[test]
+fn an_orphan_of_a_read_only_subvolume_gives_its_space_back() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let id = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    let sub = FileId::root_of(id);
+    filesystem.snapshot(id, root, b"snap", SnapshotAccess::ReadOnly).unwrap();
+    filesystem.sync().unwrap();
+    let before = used(&filesystem);
+    let mut ids = Vec::new();
+    for is_snapshot in [true, false] {
+        write(&filesystem, "sub/file", &vec![5; 4 << 20]);
+        let file = filesystem.open_path(b"sub/file").unwrap();
+        filesystem.sync().unwrap();
+        filesystem.unlink(sub, b"file").unwrap();
+        if is_snapshot {
+            let name = b"of an orphan";
+            filesystem.snapshot(id, root, name, SnapshotAccess::ReadOnly).unwrap();
+        } else {
+            filesystem.set_subvolume_read_only(id, true).unwrap();
+        }
+        ids.push(file.id());
+        let mut bytes = vec![0; 4 << 20];
+        file.read_exact_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, vec![5; 4 << 20]);
+        drop(file);
+        filesystem.sync().unwrap();
+        assert!(used(&filesystem) < before + (1 << 20), "{} of {before}", used(&filesystem));
+    }
+    // The highest inode number was an orphan's.
+    filesystem.set_subvolume_read_only(id, false).unwrap();
+    let made = filesystem.create(sub, b"new", &new(0o644)).unwrap();
+    assert!(!ids.contains(&made), "{made:?} after {ids:?}");
     volume.reopen(filesystem);
 }

@@ -59,6 +59,12 @@ impl NewInode {
             gid = parent.gid;
             permissions |= if is_directory { SET_GROUP_ID } else { 0 };
         }
+        let flags = inherited_flags(parent.flags, self.kind);
+        Self { permissions, gid, ..*self }.without_parent(flags, moment)
+    }
+
+    /// Returns the inode with one name and these flags. It inherits nothing.
+    pub fn without_parent(&self, flags: InodeFlags, moment: Moment) -> Inode {
         Inode {
             generation: moment.generation,
             transid: moment.generation,
@@ -67,11 +73,11 @@ impl NewInode {
             block_group: 0,
             nlink: 1,
             uid: self.uid,
-            gid,
-            mode: self.kind.mode_bits() | permissions,
+            gid: self.gid,
+            mode: self.kind.mode_bits() | self.permissions & PERMISSIONS,
             kind: self.kind,
             rdev: self.rdev,
-            flags: inherited_flags(parent.flags, self.kind),
+            flags,
             sequence: 0,
             atime: moment.now,
             ctime: moment.now,

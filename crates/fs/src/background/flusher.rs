@@ -19,13 +19,16 @@
 //! 5. One flusher works until it has a batch in flight and there is more to write: then it wakes
 //!    the next one. So a second thread runs where checksums and compression keep the first from the
 //!    devices, and none runs in vain.
+//! 6. A caller that writes files back gets the first failure ([`Filesystem::flush_files`]): the
+//!    lost pages are clean afterwards, so the merge that follows cannot find it. A flusher thread
+//!    has no caller; the file keeps the error for its next sync.
 
 use crate::background::merger::MergeScope;
 use crate::filesystem::Shared;
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::sync::RwLockWriteGuard;
 use crate::{Error, FileId, Filesystem, Result};
-use butternut_file::{FileState, Source, WritebackBatch};
+use butternut_file::{FileError, FileState, Source, WritebackBatch};
 use butternut_format::units::length;
 use butternut_pages::{CacheMode, FileKey, PAGE_BYTES, PAUSE_MAX, WritebackReason, WritebackWork};
 use std::sync::Arc;
@@ -48,8 +51,9 @@ struct WritebackPass<'a> {
     bytes: u64,
     /// The next batch wakes another flusher (law 5).
     wakes_next: bool,
-    /// Data of a file stayed dirty, because its extents could not be looked up.
-    has_failed: bool,
+    /// The first failure. Data was lost, or it stayed dirty because extents of its file could not
+    /// be looked up.
+    result: Result<()>,
 }
 
 /// The threads, which end when this is dropped.
@@ -127,9 +131,8 @@ impl Filesystem {
                 inline.push(entry);
             }
         }
-        let has_failed = pass.has_failed;
-        let mut bytes = pass.finish();
-        if has_failed && bytes == 0 {
+        let (mut bytes, result) = pass.finish();
+        if result.is_err() && bytes == 0 {
             // Without a pause, the same data would be retried in a loop.
             sleep(RETRY_PAUSE);
         }
@@ -149,14 +152,18 @@ impl Filesystem {
         bytes
     }
 
-    /// Writes the data of some files back, without holding their locks meanwhile. An error is
-    /// returned when the files are merged.
-    pub(crate) fn flush_files(&self, entries: &[Arc<InodeEntry>], reason: WritebackReason) {
+    /// Writes the data of some files back, without holding their locks meanwhile. Continues after a
+    /// failure, and returns the first one (law 6).
+    pub(crate) fn flush_files(
+        &self,
+        entries: &[Arc<InodeEntry>],
+        reason: WritebackReason,
+    ) -> Result<()> {
         let mut pass = WritebackPass::new(self);
         for entry in entries {
             pass.add_file(entry, u64::MAX, reason);
         }
-        pass.finish();
+        pass.finish().1
     }
 
     /// Throttles a writer that has just dirtied `bytes` bytes, if the dirty limits are exceeded or
@@ -186,7 +193,7 @@ impl Filesystem {
 
 impl<'a> WritebackPass<'a> {
     fn new(filesystem: &'a Filesystem) -> Self {
-        Self { filesystem, batch: None, bytes: 0, wakes_next: false, has_failed: false }
+        Self { filesystem, batch: None, bytes: 0, wakes_next: false, result: Ok(()) }
     }
 
     /// Adds at most `bytes_max` dirty bytes of a file to the pass; returns how many it added.
@@ -204,10 +211,10 @@ impl<'a> WritebackPass<'a> {
             if file.dirty_bytes() == 0 {
                 break;
             }
-            // The file keeps an error for its next sync.
+            // The file keeps an error for its next sync, too.
             let (more, planned) = file.start_writeback(left.min(WritebackBatch::BYTES_MAX), reason);
             drop(state);
-            self.has_failed |= planned.is_err();
+            self.note(planned);
             let Some(more) = more else { break };
             self.bytes += more.bytes();
             if self.batch.is_none() {
@@ -248,12 +255,20 @@ impl<'a> WritebackPass<'a> {
         let written = batch.write_and_complete();
         pages.writeback_ended(outstanding.now(), if written.is_ok() { bytes } else { 0 });
         outstanding.complete();
+        self.note(written);
     }
 
-    /// Writes the last batch, and returns the number of bytes of the whole pass.
-    fn finish(mut self) -> u64 {
+    /// Keeps the first failure.
+    fn note(&mut self, done: std::result::Result<(), FileError>) {
+        if let (Ok(()), Err(error)) = (&self.result, done) {
+            self.result = Err(error.into());
+        }
+    }
+
+    /// Writes the last batch. Returns the number of bytes of the whole pass, and its first failure.
+    fn finish(mut self) -> (u64, Result<()>) {
         self.write_batch();
-        self.bytes
+        (self.bytes, self.result)
     }
 }
 

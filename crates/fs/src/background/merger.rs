@@ -1,5 +1,8 @@
 //! The merger: moves what files have in memory (pending extents, inline data, attributes) into the
 //! trees, many files in one transaction.
+//!
+//! A failure to write data back is returned by the call that has written it, with a flusher and
+//! without: a caller that needs the data on the devices, as a snapshot does, goes no further.
 
 use crate::file::alter::update_item;
 use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
@@ -97,10 +100,11 @@ impl Filesystem {
         batch: &[Arc<InodeEntry>],
         scope: MergeScope,
     ) -> Result<()> {
+        let mut flushed = Ok(());
         if scope == MergeScope::Whole && self.shared.source.has_flusher() {
-            self.flush_files(batch, WritebackReason::Sync);
+            flushed = self.flush_files(batch, WritebackReason::Sync);
         }
-        self.merge_files(write_state, batch, scope)
+        flushed.and(self.merge_files(write_state, batch, scope))
     }
 
     /// Merges files, in ascending order of their ids.

@@ -11,6 +11,9 @@
 //! 3. No lock is held while such a write is in flight. A thread that waits for the file waits for
 //!    [`OutstandingIo`](crate::background::outstanding::OutstandingIo), or completes the write
 //!    itself.
+//! 4. A write shares the inode lock only if the subvolume is known to be writable
+//!    ([`Filesystem::lock_shared_to_write`]). All other writes hold the lock exclusively, and look
+//!    the subvolume up first (`Filesystem::writable_subvolume`).
 
 use crate::file::alter::Times;
 use crate::inode::table::{InodeEntry, InodeState};
@@ -19,6 +22,7 @@ use crate::{Error, File, Filesystem, Privileges, Result};
 use butternut_file::{AllocationRun, DirectWrite, FileState};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::length;
+use butternut_sys::lock::RwLockReadGuard;
 use butternut_sys::wait::Wait;
 use butternut_volume::DataWrite;
 use std::ops::Range;
@@ -79,6 +83,21 @@ impl Filesystem {
     pub(crate) fn merge_excess(&self, write_state: &WriteState, entry: &Arc<InodeEntry>) {
         drop(self.merge_down_to(write_state, entry, PENDING_MAX - PENDING_STEP));
     }
+
+    /// Takes the inode lock shared for a direct write, if the inode's subvolume is writable (law
+    /// 4). The caller is an operation that writes, and has no inode locked.
+    pub(crate) fn lock_shared_to_write<'a>(
+        &self,
+        write_state: &WriteState,
+        entry: &'a InodeEntry,
+        wait: Wait,
+    ) -> Result<RwLockReadGuard<'a, InodeState>> {
+        if !entry.is_subvolume_writable() {
+            self.writable_subvolume_as(write_state, entry.id, wait)?;
+            entry.set_subvolume_writable(true);
+        }
+        entry.lock_shared_as(wait)
+    }
 }
 
 impl File {
@@ -100,7 +119,7 @@ impl File {
             .any(|flag| inode.flags.contains(flag));
         let keeps_privileges = privileges == Privileges::Keep || entry.has_no_privileges();
         let may_share = is_plain && keeps_privileges && filesystem.tunables().nosec;
-        let may_share = may_share && !state.is_closed;
+        let may_share = may_share && entry.is_subvolume_writable();
         let Some(data) = state.file.as_ref().filter(|_| may_share) else { return Ok(None) };
         Ok(data.begin_direct_write(range, allocation, wait)?)
     }
@@ -142,7 +161,7 @@ impl File {
         let shared = &filesystem.shared;
         let writing = filesystem.begin()?;
         let write_state = &*writing;
-        let mut state = entry.lock_shared();
+        let mut state = filesystem.lock_shared_to_write(write_state, entry, Wait::Block)?;
         match Pending::of(&state) {
             Pending::Few => {}
             Pending::Many { .. } => write_state.signal.queue_merge(entry),

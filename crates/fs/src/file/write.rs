@@ -150,7 +150,9 @@ impl File {
         }
         let (at, written) = self.write_in(offset, bytes, privileges, (stay, stay), wait)?;
         if is_inline {
-            filesystem.flush_files(std::slice::from_ref(pin.entry()), WritebackReason::Uncached);
+            let entries = std::slice::from_ref(pin.entry());
+            // The file keeps an error for its next sync.
+            drop(filesystem.flush_files(entries, WritebackReason::Uncached));
         } else {
             source.pages().queue_uncached(self.view().key(), written.div_ceil(4096), method);
         }

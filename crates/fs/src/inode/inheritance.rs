@@ -8,12 +8,12 @@ use butternut_tree::Tree;
 /// What new inodes inherit from a directory, beside what its inode item holds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inheritance {
-    pub(super) acl: Option<Acl>,
-    pub(super) compression: Option<Vec<u8>>,
+    pub(crate) acl: Option<Acl>,
+    pub(crate) compression: Option<Vec<u8>>,
 }
 
 impl Inheritance {
-    pub(super) fn read(tree: &Tree, dir: Ino) -> Result<Self> {
+    pub(crate) fn read(tree: &Tree, dir: Ino) -> Result<Self> {
         let acl = match names::xattr(tree, dir, DEFAULT_ACL)? {
             Some(value) => Acl::parse(&value)?,
             None => None,

@@ -1,7 +1,10 @@
 //! The deletion of orphans: of inodes without a name when their last pin is dropped, and of those
 //! that the last use of the volume left.
 //!
-//! The laws are those of `inode/pin.rs`.
+//! The laws are those of `inode/pin.rs`, and one more: an orphan is deleted in a read-only
+//! subvolume too, as in the kernel. No name leads to it, so nothing that the subvolume shows
+//! changes. The deletion holds `merges` shared, so meanwhile the subvolume is not deleted and does
+//! not become read-only or writable.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::table::{InodeEntry, InodeState};
@@ -10,7 +13,7 @@ use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_file::FileState;
 use butternut_format::inode::Inode;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::units::Ino;
+use butternut_format::units::{Ino, TreeId};
 use butternut_names::{self as names, ReadItems};
 use butternut_tree::Need;
 use std::sync::Arc;
@@ -30,7 +33,7 @@ impl Filesystem {
         let _merges = write_state.merges.read();
         // Before the inode lock: if nothing has been written to the subvolume yet, this deletes its
         // orphans and locks each of them.
-        let subvolume = self.writable_subvolume(write_state, entry.id)?;
+        let subvolume = self.subvolume_of_orphan(write_state, entry.id)?;
         let mut state = entry.lock();
         let Some(inode) = entry.cached().filter(|inode| inode.nlink == 0) else { return Ok(()) };
         if entry.is_pinned() {
@@ -50,6 +53,34 @@ impl Filesystem {
         )?;
         write_state.forget(entry, &mut state);
         Ok(())
+    }
+
+    /// Deletes the orphans of a new read-only snapshot: those that its source had.
+    pub(crate) fn delete_orphans_of_snapshot(&self, write_state: &WriteState, id: u64) {
+        let merges = write_state.merges.read();
+        // If its tree cannot be read or it is deleted already, the orphans are left.
+        let Ok(subvolume) = self.subvolume_of_orphan(write_state, FileId::root_of(id)) else {
+            return;
+        };
+        if let Some(left) = self.delete_orphans(write_state, &subvolume) {
+            write_state.left_orphans().push(left);
+        }
+        drop(merges);
+    }
+
+    /// Returns the subvolume of an orphan that is to be deleted, which may be read-only. The caller
+    /// holds `merges` shared.
+    fn subvolume_of_orphan(
+        &self,
+        write_state: &WriteState,
+        id: FileId,
+    ) -> Result<Arc<WritableSubvolume>> {
+        match self.writable_subvolume(write_state, id) {
+            Err(Error::ReadOnly { .. }) => write_state.closed_subvolume(id, || {
+                WritableSubvolume::new(TreeId(id.subvolume), self.tree_of(id)?)
+            }),
+            found => found,
+        }
     }
 
     /// Frees the space of a file's data.

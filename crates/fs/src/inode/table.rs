@@ -26,6 +26,10 @@
 //!    takes the lock exclusively drains the file, so it does not do that inside a transaction.
 //! 6. In a full table, an inode that is only looked up gets an entry the second time. So a walk
 //!    over many inodes evicts no entries.
+//! 7. A new entry does not say that its subvolume is writable. An operation that writes sets that
+//!    when it has found the subvolume writable. It is cleared when the subvolume becomes read-only
+//!    or is deleted, while operations that write are excluded. So a thread that shares the inode
+//!    lock to write needs no lock of the subvolumes, and no entry permits more than its subvolume.
 
 use super::idle::IsIdle;
 use super::inheritance::Inheritance;
@@ -67,6 +71,8 @@ pub(crate) struct InodeEntry {
     is_listed: AtomicBool,
     /// The inode is known to have no privileges that a write has to strip (`S_NOSEC`).
     has_no_privileges: AtomicBool,
+    /// Its subvolume is known to be writable (law 7).
+    is_subvolume_writable: AtomicBool,
     pub(crate) is_idle: IsIdle,
 }
 
@@ -83,8 +89,6 @@ pub(crate) struct InodeState {
     pub(crate) is_linkable: bool,
     /// The attributes are newer than the inode's item.
     pub(crate) is_item_stale: AtomicBool,
-    /// The subvolume is deleted or read-only: nothing of the inode is written.
-    pub(crate) is_closed: bool,
 }
 
 impl InodeEntry {
@@ -99,6 +103,7 @@ impl InodeEntry {
             used: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
             has_no_privileges: AtomicBool::new(false),
+            is_subvolume_writable: AtomicBool::new(false),
             is_idle: IsIdle::default(),
         })
     }
@@ -231,6 +236,18 @@ impl InodeEntry {
     /// lock exclusively; or it has just added a privilege.
     pub(crate) fn set_no_privileges(&self, has_none: bool) {
         self.has_no_privileges.store(has_none, Ordering::Release);
+    }
+
+    /// Returns whether the inode's subvolume is known to be writable (law 7). The caller is an
+    /// operation that writes.
+    pub(crate) fn is_subvolume_writable(&self) -> bool {
+        self.is_subvolume_writable.load(Ordering::Acquire)
+    }
+
+    /// Records whether the subvolume is known to be writable. The caller is an operation that
+    /// writes, or excludes those.
+    pub(crate) fn set_subvolume_writable(&self, is_writable: bool) {
+        self.is_subvolume_writable.store(is_writable, Ordering::Release);
     }
 
     /// Adds a pin. The caller holds the inode lock, or no other thread has the entry.
@@ -430,14 +447,6 @@ impl InodeTable {
         // An entry owns reserved space and pages: its destructor takes other locks.
         drop(evicted);
         entry
-    }
-
-    /// Returns whether an inode of a subvolume is pinned.
-    pub(crate) fn has_pins_in(&self, subvolume: u64) -> bool {
-        let is_pinned = |entry: &InodeEntry| entry.id.subvolume == subvolume && entry.is_pinned();
-        let has_pins =
-            |shard: &Shard| shard.entries.values().any(|placed| is_pinned(&placed.entry));
-        self.shards.iter().any(|shard| has_pins(&shard.read()))
     }
 
     /// Returns the entries of the inodes of a subvolume.

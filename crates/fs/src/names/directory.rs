@@ -9,6 +9,7 @@
 //! that changes the directory while it lists it bounds the listing by
 //! [`Filesystem::end_of_listing`] at its start.
 
+use crate::subvolume::listings::Listing;
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::dir::NAME_BYTES_MAX;
 use butternut_format::units::{Ino, TreeId};
@@ -40,6 +41,8 @@ pub struct ReadDir {
     end: Option<u64>,
     /// `None` for a placeholder, which has no entries in a tree.
     list: Option<List>,
+    /// Dropped after `list`, which reads the tree.
+    _listing: Option<Listing>,
 }
 
 impl fmt::Debug for ReadDir {
@@ -69,9 +72,9 @@ impl ReadDir {
 
     fn entry(&mut self, entry: names::Entry) -> Result<DirEntry> {
         let found = Found { target: entry.target, kind: entry.kind };
-        let id = self.filesystem.cross(self.dir, &entry.name, found)?;
+        let (id, kind) = self.filesystem.cross(self.dir, &entry.name, found)?;
         self.cookie = entry.index.saturating_add(1);
-        Ok(DirEntry { name: entry.name, id, kind: entry.kind, cookie: self.cookie })
+        Ok(DirEntry { name: entry.name, id, kind, cookie: self.cookie })
     }
 }
 
@@ -86,18 +89,24 @@ impl Iterator for ReadDir {
             let parent = self.filesystem.parent(self.dir);
             return Some(self.dot(b"..", parent));
         }
-        let entry = match self.list.as_mut()?.next()? {
-            Ok(entry) if self.end.is_some_and(|end| entry.index >= end) => {
+        loop {
+            let entry = match self.list.as_mut()?.next()? {
+                Ok(entry) if self.end.is_some_and(|end| entry.index >= end) => {
+                    self.list = None;
+                    return None;
+                }
+                Ok(entry) => match self.entry(entry) {
+                    // Its subvolume was deleted after the entry was read.
+                    Err(Error::NotFound) => continue,
+                    entry => entry,
+                },
+                Err(error) => Err(error.into()),
+            };
+            if entry.is_err() {
                 self.list = None;
-                return None;
             }
-            Ok(entry) => self.entry(entry),
-            Err(error) => Err(error.into()),
-        };
-        if entry.is_err() {
-            self.list = None;
+            break Some(entry);
         }
-        Some(entry)
     }
 }
 
@@ -139,11 +148,14 @@ impl Filesystem {
     /// everything else, an entry's [`cookie`](DirEntry::cookie) for the entries after it.
     pub fn read_dir(&self, dir: FileId, cookie: u64) -> Result<ReadDir> {
         self.require_directory(dir)?;
+        // Before the tree is looked up.
+        let write_state = self.shared.write_state.as_ref();
+        let listing = write_state.map(|write_state| Listing::begin(write_state, dir.subvolume));
         let list = match dir.placeholder_dir() {
             Some(_) => None,
             None => Some(names::list(&self.tree_of(dir)?, Ino(dir.ino), cookie.max(FIRST_ENTRY))),
         };
-        Ok(ReadDir { filesystem: self.clone(), dir, cookie, end: None, list })
+        Ok(ReadDir { filesystem: self.clone(), dir, cookie, end: None, list, _listing: listing })
     }
 
     /// As [`FilesystemExt::end_of_listing`](crate::server::FilesystemExt::end_of_listing).
@@ -165,25 +177,39 @@ impl Filesystem {
         if dir.is_placeholder() {
             return self.require_directory(dir).and(Err(Error::NotFound));
         }
-        match self.in_tree_of(dir, |tree| Ok(names::lookup(tree, Ino(dir.ino), name)?))? {
-            Some(found) => self.cross(dir, name, found).map(|id| (id, found.kind)),
+        match self.entry_in_tree(dir, name)? {
+            Some(found) => self.cross(dir, name, found),
             None => self.directory(dir).and(Err(Error::NotFound)),
         }
     }
 
-    /// Returns the id that an entry refers to. An entry of a subvolume whose root reference is
-    /// elsewhere is a copy in a snapshot: a placeholder.
-    fn cross(&self, dir: FileId, name: &[u8], found: Found) -> Result<FileId> {
-        let child = match found.target {
-            Target::Inode(ino) => return Ok(FileId::new(dir.subvolume, ino.0)),
-            Target::Subvolume(child) => child,
-        };
-        let parent = TreeId(dir.subvolume);
-        let root_tree = self.forest().root_tree();
-        if names::is_referenced_at(&root_tree, parent, child, Ino(dir.ino), name)? {
-            Ok(FileId::root_of(child.0))
-        } else {
-            Ok(FileId::placeholder(dir, child.0))
+    fn entry_in_tree(&self, dir: FileId, name: &[u8]) -> Result<Option<Found>> {
+        self.in_tree_of(dir, |tree| Ok(names::lookup(tree, Ino(dir.ino), name)?))
+    }
+
+    /// Returns the id that an entry refers to, and its kind. An entry of a subvolume whose root
+    /// reference is elsewhere is a copy in a snapshot: a placeholder.
+    ///
+    /// A deletion removes the entry and then the reference, in one commit that readers do not wait
+    /// for. So an entry without a reference is looked up again: if it is still there, the reference
+    /// was never here.
+    fn cross(&self, dir: FileId, name: &[u8], mut found: Found) -> Result<(FileId, FileKind)> {
+        loop {
+            let child = match found.target {
+                Target::Inode(ino) => {
+                    return Ok((FileId::new(dir.subvolume, ino.0), found.kind));
+                }
+                Target::Subvolume(child) => child,
+            };
+            let (parent, root_tree) = (TreeId(dir.subvolume), self.forest().root_tree());
+            if names::is_referenced_at(&root_tree, parent, child, Ino(dir.ino), name)? {
+                return Ok((FileId::root_of(child.0), found.kind));
+            }
+            let now = self.entry_in_tree(dir, name)?.ok_or(Error::NotFound)?;
+            if now == found {
+                return Ok((FileId::placeholder(dir, child.0), found.kind));
+            }
+            found = now;
         }
     }
 

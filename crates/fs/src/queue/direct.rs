@@ -199,7 +199,7 @@ impl Queue {
         if !is_block_aligned(offset, buffer.len()) || flags.contains(IoFlags::APPEND) {
             return Ok(WritePath::Exclusive);
         }
-        let mut state = entry.lock_shared_as(wait)?;
+        let mut state = filesystem.lock_shared_to_write(write_state, entry, wait)?;
         match Pending::of(&state) {
             Pending::Few => {}
             Pending::Many { count, pause } => {

@@ -2,7 +2,10 @@
 //!
 //! Laws:
 //!
-//! 1. A subvolume is not freed while one of its inodes is pinned: open files are read from it.
+//! 1. A subvolume is not freed while one of its inodes is pinned or listed: open files are read
+//!    from it. The cleaner looks for them once, when the deletion is over: each pin precedes that,
+//!    or it fails, because the tree cannot be found any more (`WriteState::forget_subvolume`). So
+//!    pins only become fewer, and no step looks again.
 //! 2. Each step is one transaction handle. A crash between two steps loses nothing: the orphan item
 //!    and the progress in the root item lead the next open on.
 //! 3. One thread frees at a time.
@@ -75,11 +78,14 @@ impl Filesystem {
             // As in the kernel, an orphan item of a subvolume that is in use means nothing.
             return Ok(true);
         }
+        let mut is_unused = false;
         while goes_on() {
-            if write_state.table.has_pins_in(id.0) {
+            // A deletion excludes operations that write until no tree of it can be found.
+            let writing = self.begin()?;
+            is_unused = is_unused || writing.forget_subvolume(id.0);
+            if !is_unused {
                 return Ok(false);
             }
-            let writing = self.begin()?;
             let handle = self.forest().join(Need::items(ITEMS_OF_STEP).deleting())?;
             let dropped = handle.drop_tree(id, BLOCKS_PER_STEP)?;
             if dropped == Dropped::Whole {

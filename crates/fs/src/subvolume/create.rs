@@ -12,7 +12,17 @@
 //!    shares: write targets that were looked up before are forgotten.
 //! 3. A snapshot does not contain its own entry. It contains the entries of subvolumes inside its
 //!    source as placeholders.
+//! 4. A snapshot that is read-only keeps what its source says of the stream that it was received
+//!    from, and the UUID tree lists it under the received UUID. A snapshot that is writable keeps
+//!    nothing of it, because its contents will differ. (As in the kernel, the snapshot decides, not
+//!    the source.)
+//! 5. The root directory of a new subvolume inherits what the kernel lets it inherit: the mode that
+//!    the default ACL of its directory permits, but no ACL, group, set-group-id bit or flag; and
+//!    the compression property of the root of the subvolume that it is made in, not of its
+//!    directory.
 
+use crate::inode::id::ROOT_DIRECTORY;
+use crate::inode::inheritance::Inheritance;
 use crate::inode::new_inode::{NewInode, next_index};
 use crate::inode::table::InodeEntry;
 use crate::names::create::check_name;
@@ -25,9 +35,12 @@ use butternut_format::root::{RawRootItem, RootFlags};
 use butternut_format::root_ref::RootRef;
 use butternut_format::units::{Generation, Ino, TreeId};
 use butternut_format::uuid::Uuid;
-use butternut_names::{self as names, Found, Moment, NewName, SubvolumePair, Target};
+use butternut_names::{
+    self as names, COMPRESSION, CompressionProperty, Found, Moment, NewName, SetXattr,
+    SubvolumePair, Target, Xattr,
+};
 use butternut_sys::random;
-use butternut_tree::{AtCommit, ReservationLevel};
+use butternut_tree::{AtCommit, ReservationLevel, Tree};
 use std::sync::Arc;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U32, U64};
@@ -57,17 +70,12 @@ impl Filesystem {
     /// As [`Filesystem::create`].
     pub fn create_subvolume(&self, dir: FileId, name: &[u8], new: &NewInode) -> Result<u64> {
         let writing = self.begin()?;
-        self.add_subvolume(&writing, (dir, name), None, &mut |at_commit, entry, parent| {
-            let generation = at_commit.generation();
-            let root = empty_root(entry, generation, self.super_block().node_bytes());
+        let subvolume = self.writable_subvolume(&writing, dir)?;
+        let directory = RootDirectory::inherit(&subvolume.tree, Ino(dir.ino), new)?;
+        self.add_subvolume(&writing, (dir, name), None, &mut |at_commit, entry| {
+            let root = empty_root(entry, at_commit.generation(), self.super_block().node_bytes());
             at_commit.create_tree(entry.id, &root)?;
-            let permissions = new.permissions & !new.umask;
-            let (kind, uid, gid) = (FileKind::Directory, new.uid, new.gid);
-            let rdev = DeviceNumber::default();
-            let new = names::NewInode { kind, permissions, uid, gid, rdev };
-            let inode = new.inode(parent, Moment { generation, now: entry.now });
-            names::insert_root_directory(&at_commit.tree(entry.id)?, &inode)?;
-            Ok(())
+            directory.insert(at_commit, entry)
         })
     }
 
@@ -94,9 +102,9 @@ impl Filesystem {
         // It may have been deleted meanwhile.
         self.subvolume_tree(source)?;
         self.write_back_subvolume(write_state, source)?;
-        let received = self.received_uuid(source)?;
+        let received = self.received_uuid(source, access)?;
         let at = (dir, name);
-        let made = self.add_subvolume(write_state, at, received, &mut |at_commit, entry, _| {
+        let made = self.add_subvolume(write_state, at, received, &mut |at_commit, entry| {
             at_commit.snapshot(TreeId(source), entry.id, |root| {
                 describe_snapshot(root, entry, at_commit.generation(), access);
             })?;
@@ -104,6 +112,9 @@ impl Filesystem {
         });
         self.shared.source.forget_write_targets();
         drop(excluded);
+        if let (Ok(id), SnapshotAccess::ReadOnly) = (&made, access) {
+            self.delete_orphans_of_snapshot(write_state, *id);
+        }
         made
     }
 
@@ -114,7 +125,7 @@ impl Filesystem {
         write_state: &WriteState,
         (dir, name): (FileId, &[u8]),
         received: Option<Uuid>,
-        make: &mut dyn FnMut(&AtCommit<'_>, &NewEntry<'_>, &Inode) -> Result<()>,
+        make: &mut dyn FnMut(&AtCommit<'_>, &NewEntry<'_>) -> Result<()>,
     ) -> Result<u64> {
         check_name(name)?;
         let subvolume = self.writable_subvolume(write_state, dir)?;
@@ -131,7 +142,7 @@ impl Filesystem {
         uuids.extend(received.map(|received| (ItemType::UUID_RECEIVED_SUBVOL, received)));
         let uuid_tree = UuidTree::of(self.forest(), &uuids);
         self.forest().commit_with(ReservationLevel::Normal, |at_commit| -> Result<()> {
-            make(at_commit, &entry, &parent_inode)?;
+            make(at_commit, &entry)?;
             add_entry(at_commit, &entry, &mut parent_inode)?;
             uuid_tree.add(at_commit, &uuids, entry.id)
         })?;
@@ -140,13 +151,52 @@ impl Filesystem {
         Ok(id.0)
     }
 
-    /// Returns the UUID that a snapshot of a subvolume keeps of what it was received from.
-    fn received_uuid(&self, source: u64) -> Result<Option<Uuid>> {
+    /// Returns the UUID that a snapshot of a subvolume keeps of what it was received from (law 4).
+    fn received_uuid(&self, source: u64, access: SnapshotAccess) -> Result<Option<Uuid>> {
+        if access == SnapshotAccess::ReadWrite {
+            return Ok(None);
+        }
         let root = self.forest().root_item(TreeId(source))?;
-        let root = root.map(|(_, root)| root);
-        let root = root.filter(|root| root.flags().contains(RootFlags::READ_ONLY));
-        let received = root.and_then(|root| root.history()).map(|root| Uuid(root.received_uuid));
+        let history = root.and_then(|(_, root)| root.history());
+        let received = history.map(|history| Uuid(history.received_uuid));
         Ok(received.filter(|uuid| !uuid.is_nil()))
+    }
+}
+
+/// The root directory of a new subvolume (law 5).
+struct RootDirectory {
+    new: names::NewInode,
+    flags: InodeFlags,
+    compression: Option<&'static [u8]>,
+}
+
+impl RootDirectory {
+    /// Returns a root directory as the caller asks for it, for a subvolume that is made in `dir`.
+    fn inherit(parent: &Tree, dir: Ino, new: &NewInode) -> Result<Self> {
+        let (kind, rdev) = (FileKind::Directory, DeviceNumber::default());
+        let acl = Inheritance::read(parent, dir)?.acl;
+        let asked = new.permissions & 0o777 & !new.umask;
+        let permissions = names::inherit_acl(acl.as_ref(), kind, asked, 0).permissions;
+        let root = Inheritance::read(parent, Ino(ROOT_DIRECTORY))?;
+        let compression = names::inherited_compression(root.compression.as_deref(), kind);
+        let property = compression.and_then(CompressionProperty::parse);
+        let none = InodeFlags::default();
+        let flags = property.map_or(none, |property| property.flags(none));
+        let new = names::NewInode { kind, permissions, uid: new.uid, gid: new.gid, rdev };
+        Ok(Self { new, flags, compression })
+    }
+
+    fn insert(&self, at_commit: &AtCommit<'_>, entry: &NewEntry<'_>) -> Result<()> {
+        let generation = at_commit.generation();
+        let edit = at_commit.tree(entry.id)?;
+        let inode = self.new.without_parent(self.flags, Moment { generation, now: entry.now });
+        names::insert_root_directory(&edit, &inode)?;
+        if let Some(value) = self.compression {
+            let (ino, how) = (Ino(ROOT_DIRECTORY), SetXattr::Create);
+            let xattr = Xattr { name: COMPRESSION, value };
+            names::set_xattr(&edit, ino, &xattr, how, generation)?;
+        }
+        Ok(())
     }
 }
 
@@ -178,7 +228,7 @@ fn empty_root(entry: &NewEntry<'_>, generation: Generation, node_bytes: u32) -> 
         ..RawInodeItem::new_zeroed()
     };
     let mut root = RawRootItem { inode, refs: U32::new(1), ..RawRootItem::new_zeroed() };
-    root.root_dirid.set(crate::inode::id::ROOT_DIRECTORY);
+    root.root_dirid.set(ROOT_DIRECTORY);
     root.uuid = entry.uuid.0;
     set_origin(&mut root, entry, generation);
     (root.ctransid, root.ctime) = (root.otransid, root.otime);
@@ -192,17 +242,16 @@ fn describe_snapshot(
     generation: Generation,
     access: SnapshotAccess,
 ) {
-    let was_read_only = RootFlags(root.flags.get()).contains(RootFlags::READ_ONLY);
     root.parent_uuid = root.uuid;
     root.uuid = entry.uuid.0;
     let flags = root.flags.get() & !RootFlags::READ_ONLY.0;
-    root.flags.set(match access {
-        SnapshotAccess::ReadOnly => flags | RootFlags::READ_ONLY.0,
-        SnapshotAccess::ReadWrite => flags,
-    });
-    // As in the kernel: what a writable source was received from says nothing about its contents.
-    if !was_read_only {
-        root.forget_received();
+    match access {
+        SnapshotAccess::ReadOnly => root.flags.set(flags | RootFlags::READ_ONLY.0),
+        SnapshotAccess::ReadWrite => {
+            root.flags.set(flags);
+            // Law 4.
+            root.forget_received();
+        }
     }
     root.refs.set(1);
     set_origin(root, entry, generation);

@@ -1,4 +1,8 @@
 //! Properties of subvolumes that can be set: which one is the default, and which are read-only.
+//!
+//! A subvolume becomes read-only while operations that write and merges are excluded: no thread
+//! that found it writable writes to it afterwards, and none opens it for writing in between. A
+//! deletion of orphans is no operation that writes, and is excluded as the merges are.
 
 use crate::subvolume::uuid_tree::UuidTree;
 use crate::{Error, Filesystem, Result};
@@ -46,6 +50,7 @@ impl Filesystem {
         let excluded = write_state.snapshots.exclude_writes();
         self.subvolume_tree(id)?;
         self.write_back_subvolume(write_state, id)?;
+        let alone = write_state.merges.write();
         let root = self.forest().root_item(TreeId(id))?;
         let received = root.and_then(|(_, root)| root.history()).map(|root| root.received_uuid);
         let received = received.map(Uuid).filter(|uuid| !read_only && !uuid.is_nil());
@@ -66,8 +71,49 @@ impl Filesystem {
             }
             Ok(())
         })?;
-        write_state.set_closed(id, read_only);
+        if read_only {
+            write_state.close_subvolume(id);
+        }
+        drop(alone);
         drop(excluded);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Error, FileId, Filesystem, MountOptions, NewInode};
+    use butternut_device::{Device, MemoryDevice};
+    use butternut_mkfs::MkfsOptions;
+    use std::sync::Arc;
+    use std::thread;
+
+    /// A thread that deletes an orphan is no operation that writes, and may open the subvolume for
+    /// writing at any time.
+    #[test]
+    fn a_subvolume_becomes_read_only_after_the_deletions_of_orphans_that_have_begun() {
+        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+        butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
+        let id = fs.create_subvolume(fs.root(), b"sub", &NewInode::new(0o755)).unwrap();
+        let (write_state, sub) = (fs.write_state().unwrap(), FileId::root_of(id));
+        let merges = write_state.merges.read();
+        let setter = fs.clone();
+        let setting = thread::spawn(move || setter.set_subvolume_read_only(id, true));
+        let waits = || write_state.merges.try_read_or_else(|()| {}).is_none();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !waits() && !setting.is_finished() {
+                    thread::yield_now();
+                }
+            });
+        });
+        assert!(!setting.is_finished());
+        fs.writable_subvolume(write_state, sub).unwrap();
+        drop(merges);
+        setting.join().unwrap().unwrap();
+        let refused = fs.writable_subvolume(write_state, sub);
+        assert!(matches!(refused, Err(Error::ReadOnly { .. })));
     }
 }

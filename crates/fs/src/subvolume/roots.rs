@@ -3,7 +3,9 @@
 //! Laws:
 //!
 //! 1. Finding a cached tree takes no lock.
-//! 2. At most [`ROOTS_MAX`] trees are cached; then the table is cleared.
+//! 2. No tree of a deleted subvolume is added after [`Roots::remove`]: a tree is added only if no
+//!    other thread has changed the table since its root item was read.
+//! 3. At most [`ROOTS_MAX`] trees are cached; then the table is cleared.
 
 use crate::{Error, Result, TOP_LEVEL};
 use arc_swap::ArcSwap;
@@ -27,16 +29,17 @@ impl Roots {
         self.trees.load().get(&subvolume).map(call)
     }
 
-    fn insert(&self, subvolume: u64, tree: &Tree) {
-        self.trees.rcu(|trees| {
-            let mut trees =
-                if trees.len() < ROOTS_MAX { HashMap::clone(trees) } else { HashMap::new() };
-            trees.insert(subvolume, tree.clone());
-            trees
-        });
+    /// Adds a tree, unless the table has changed since it was `before` (law 2). Returns whether the
+    /// tree was added.
+    fn insert(&self, before: &Arc<HashMap<u64, Tree>>, subvolume: u64, tree: &Tree) -> bool {
+        let mut trees =
+            if before.len() < ROOTS_MAX { HashMap::clone(before) } else { HashMap::new() };
+        trees.insert(subvolume, tree.clone());
+        let seen = self.trees.compare_and_swap(before, Arc::new(trees));
+        Arc::ptr_eq(&seen, before)
     }
 
-    /// Forgets a subvolume that is deleted.
+    /// Forgets a subvolume that is deleted. The deletion is in the root tree.
     pub(crate) fn remove(&self, subvolume: u64) {
         self.trees.rcu(|trees| {
             let mut trees = HashMap::clone(trees);
@@ -47,9 +50,20 @@ impl Roots {
 
     /// Returns the tree of a subvolume that exists and is not being deleted.
     pub(crate) fn tree(&self, forest: &Arc<Forest>, subvolume: u64) -> Result<Tree> {
-        if let Some(tree) = self.with(subvolume, Tree::clone) {
-            return Ok(tree);
+        loop {
+            let before = self.trees.load_full();
+            if let Some(tree) = before.get(&subvolume) {
+                return Ok(tree.clone());
+            }
+            let tree = Self::read(forest, subvolume)?;
+            // Each attempt that fails is one change by another thread.
+            if self.insert(&before, subvolume, &tree) {
+                return Ok(tree);
+            }
         }
+    }
+
+    fn read(forest: &Arc<Forest>, subvolume: u64) -> Result<Tree> {
         let not_found = || Error::NoSubvolume { what: subvolume.to_string() };
         let id = TreeId(subvolume);
         if !id.is_subvolume() {
@@ -59,19 +73,11 @@ impl Roots {
         if root.refs() == 0 && subvolume != TOP_LEVEL {
             return Err(not_found());
         }
-        let tree = if forest.is_writable() {
+        Ok(if forest.is_writable() {
             // A tree that follows later transactions.
             forest.tree(id)?.ok_or_else(not_found)?
         } else {
             forest.tree_of_root(id, &root)
-        };
-        self.insert(subvolume, &tree);
-        // A deletion that was committed meanwhile may have removed the tree before it was inserted.
-        let root = forest.root_item(id)?;
-        if root.is_none_or(|(_, root)| root.refs() == 0 && subvolume != TOP_LEVEL) {
-            self.remove(subvolume);
-            return Err(not_found());
-        }
-        Ok(tree)
+        })
     }
 }
