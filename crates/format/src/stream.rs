@@ -27,7 +27,8 @@
 //! 4. Version 2 adds `FALLOCATE`, `FILEATTR` and `ENCODED_WRITE`, and the attribute `OTIME` of
 //!    `UTIMES`. Version 3 adds `ENABLE_VERITY`, which is refused by its name.
 //! 5. [`Command::encode`] writes the attributes in the order of the kernel: a command of the kernel
-//!    that is decoded and encoded has the same bytes.
+//!    that is decoded and encoded has the same bytes. The one exception is `ENCODED_WRITE`, where
+//!    the kernel omits an encryption of 0 for inline extents.
 //!
 //! Paths are checked where they are used, with [`components`]: a path of a stream is relative to
 //! the root of its subvolume.

@@ -453,18 +453,25 @@ impl<'a> Command<'a> {
     }
 
     fn encode_clone(&self, to: &mut Appender<'_>) -> Result<(), Refused> {
-        let Self::Clone { path, offset, len, clone_uuid, clone_ctransid, clone_path, clone_offset } =
-            *self
+        let Self::Clone {
+            path,
+            offset,
+            len,
+            clone_uuid: uuid,
+            clone_ctransid: ctransid,
+            clone_path: from_path,
+            clone_offset: from_offset,
+        } = *self
         else {
             return Ok(());
         };
         to.u64(Kind::FILE_OFFSET, offset)?;
         to.u64(Kind::CLONE_LEN, len)?;
         to.bytes(Kind::PATH, path)?;
-        to.bytes(Kind::CLONE_UUID, &clone_uuid.0)?;
-        to.u64(Kind::CLONE_CTRANSID, clone_ctransid)?;
-        to.bytes(Kind::CLONE_PATH, clone_path)?;
-        to.u64(Kind::CLONE_OFFSET, clone_offset)
+        to.bytes(Kind::CLONE_UUID, &uuid.0)?;
+        to.u64(Kind::CLONE_CTRANSID, ctransid)?;
+        to.bytes(Kind::CLONE_PATH, from_path)?;
+        to.u64(Kind::CLONE_OFFSET, from_offset)
     }
 
     fn encode_encoded_write(&self, to: &mut Appender<'_>) -> Result<(), Refused> {
@@ -545,6 +552,7 @@ fn name_command<'a>(cmd: u16, attributes: &Attributes<'a>) -> Result<Command<'a>
     let ino = || attributes.u64(Kind::INO);
     let device = || device_of_stream(attributes.u64(Kind::RDEV)?);
     let mode = || attributes.u32_in_u64(Kind::MODE);
+    let link = || attributes.bytes(Kind::PATH_LINK);
     Ok(match cmd {
         1 => Command::Subvol {
             path,
@@ -563,9 +571,9 @@ fn name_command<'a>(cmd: u16, attributes: &Attributes<'a>) -> Result<Command<'a>
         5 => Command::Mknod { path, ino: ino()?, device: device()?, mode: mode()? },
         6 => Command::Mkfifo { path, ino: ino()?, device: device()?, mode: mode()? },
         7 => Command::Mksock { path, ino: ino()?, device: device()?, mode: mode()? },
-        8 => Command::Symlink { path, ino: ino()?, target: attributes.bytes(Kind::PATH_LINK)? },
+        8 => Command::Symlink { path, ino: ino()?, target: link()? },
         9 => Command::Rename { path, to: attributes.bytes(Kind::PATH_TO)? },
-        10 => Command::Link { path, existing: attributes.bytes(Kind::PATH_LINK)? },
+        10 => Command::Link { path, existing: link()? },
         11 => Command::Unlink { path },
         12 => Command::Rmdir { path },
         13 => Command::SetXattr {
