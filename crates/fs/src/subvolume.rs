@@ -6,7 +6,7 @@ pub(crate) mod create;
 mod delete;
 mod properties;
 pub(crate) mod roots;
-mod uuid_tree;
+pub(crate) mod uuid_tree;
 
 use crate::names::path::PATH_STEPS_MAX;
 use crate::{Error, Filesystem, Result, TOP_LEVEL, Time};
