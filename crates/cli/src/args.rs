@@ -11,6 +11,7 @@ mod mkfs;
 mod modify;
 mod mount;
 mod read;
+mod receive;
 mod subvolume;
 mod volume;
 
@@ -31,6 +32,7 @@ pub(crate) use read::{
     CatArgs, DuArgs, ExportArgs, FilesystemCommand, FindArgs, ListSort, LsArgs, StatArgs,
     SubvolumeListArgs, SubvolumeShowArgs, UnitArgs, UsageArgs, UsageTableArgs, VolumesArgs,
 };
+pub(crate) use receive::ReceiveArgs;
 pub(crate) use subvolume::{
     PropertyCommand, PropertyGetArgs, PropertySetArgs, SubvolumeCommand, SubvolumeCreateArgs,
     SubvolumeDeleteArgs, SubvolumeSetDefaultArgs, SubvolumeSnapshotArgs,
@@ -373,6 +375,9 @@ pub(crate) enum Command {
     /// Show, create and delete subvolumes and snapshots
     #[command(subcommand, visible_alias = "sub")]
     Subvolume(SubvolumeCommand),
+    /// Make the subvolumes of a send stream
+    #[command(after_help = receive::RECEIVE_HELP)]
+    Receive(ReceiveArgs),
     /// Get and set properties of subvolumes
     #[command(subcommand)]
     Property(PropertyCommand),

@@ -24,6 +24,7 @@ mod mv;
 mod per_path;
 mod progress;
 mod property;
+mod receive;
 mod rm;
 mod setfattr;
 mod stat;
@@ -65,6 +66,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Getfattr(args) => getfattr::run(global, args, out),
         Command::Trim(args) => trim::run(global, args, out),
         Command::Subvolume(command) => subvolume::run(global, command, out),
+        Command::Receive(args) => receive::run(global, args, out),
         Command::Property(PropertyCommand::Get(args)) => property::get(global, args, out),
         Command::Property(PropertyCommand::Set(args)) => property::set(global, args, out),
         Command::Filesystem(FilesystemCommand::Show(args)) => {

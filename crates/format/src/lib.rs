@@ -39,6 +39,7 @@ pub mod quota;
 pub mod refused;
 pub mod root;
 pub mod root_ref;
+pub mod stream;
 pub mod super_block;
 pub mod units;
 pub mod uuid;

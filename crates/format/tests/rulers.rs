@@ -197,6 +197,9 @@ fn layouts() -> BTreeMap<String, Layout> {
             reserved
         }),
         layout!(root_ref::RawRootRef { dirid, sequence, name_len }),
+        layout!(stream::RawStreamHeader { magic, version }),
+        layout!(stream::RawCommandHeader { len, cmd, crc }),
+        layout!(stream::RawAttributeHeader { kind, len }),
         layout!(super_block::RawRootBackup {
             tree_root,
             tree_root_gen,

@@ -54,7 +54,8 @@ impl Error {
             Self::WrongKind { .. } | Self::InvalidArgument { .. } | Self::NotSubvolume { .. } => {
                 code::EINVAL
             }
-            Self::Log { source } => source.errno(),
+            Self::Log { source } | Self::Receive { source, .. } => source.errno(),
+            Self::Stream(_) => code::EINVAL,
             Self::SymlinkLoop => code::ELOOP,
             Self::NameTooLong => code::ENAMETOOLONG,
             Self::NoAttribute => code::ENODATA,
@@ -71,6 +72,7 @@ impl Error {
             | Self::Corrupt { .. }
             | Self::Commit(_)
             | Self::Random(_)
+            | Self::StreamInput(_)
             | Self::EndOfFile => code::EIO,
             Self::File(source) => file(source),
             Self::Device(source) => device(source),
@@ -196,6 +198,7 @@ mod tests {
     /// Returns every variant once; `expected` does not compile when a variant is added.
     fn all() -> Vec<Error> {
         let id = FileId::new(5, 257);
+        let place = crate::receive::CommandPlace { number: 1, offset: 17 };
         let corrupt = || TreeError::Corrupt { tree: TreeId::FS, source: refused() };
         let workers = rayon::ThreadPoolBuilder::new()
             .spawn_handler(|_| Err(std::io::Error::other("no thread")))
@@ -233,6 +236,9 @@ mod tests {
             Error::Tree(corrupt()),
             Error::Commit(corrupt()),
             Error::Random(std::io::Error::other("no device")),
+            Error::Receive { place, what: "write f".into(), source: Box::new(Error::Exists) },
+            Error::Stream(refused()),
+            Error::StreamInput(std::io::Error::other("no input")),
             Error::Names(NamesError::TooMany { what: "names", limit: 9 }),
             Error::File(FileError::Tree(std::sync::Arc::new(corrupt()))),
         ]
@@ -249,6 +255,7 @@ mod tests {
             | Error::Tree(_)
             | Error::Commit(_)
             | Error::Random(_)
+            | Error::StreamInput(_)
             | Error::EndOfFile
             | Error::File(_) => 5,
             Error::LimitExceeded { .. } | Error::Names(_) => 7,
@@ -257,7 +264,7 @@ mod tests {
             Error::NoMemory => 12,
             Error::Denied { .. } => 13,
             Error::Busy => 16,
-            Error::Exists => 17,
+            Error::Exists | Error::Receive { .. } => 17,
             Error::CrossesSubvolumes => 18,
             Error::ReadOnly { .. } => 30,
             Error::NotEmpty => 39,
@@ -265,6 +272,7 @@ mod tests {
             Error::IsDirectory => 21,
             Error::WrongKind { .. }
             | Error::InvalidArgument { .. }
+            | Error::Stream(_)
             | Error::NotSubvolume { .. } => 22,
             Error::NameTooLong => 36,
             Error::SymlinkLoop => 40,
@@ -278,7 +286,7 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 33, "one of each variant");
+        assert_eq!(kinds.len(), 36, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }

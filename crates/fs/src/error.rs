@@ -5,6 +5,7 @@
 //! ([`Error::errno`]).
 
 use crate::FileId;
+use crate::receive::CommandPlace;
 use butternut_device::DeviceError;
 use butternut_file::FileError;
 use butternut_format::refused::Refused;
@@ -121,6 +122,21 @@ pub enum Error {
     /// Random numbers, for a UUID, that the system does not provide.
     #[error("random numbers cannot be read")]
     Random(#[source] std::io::Error),
+    /// A command of a send stream that cannot be applied, or bytes that are none.
+    #[error("{place}: {what}")]
+    Receive {
+        place: CommandPlace,
+        /// The command and its path.
+        what: String,
+        #[source]
+        source: Box<Error>,
+    },
+    /// A send stream that is damaged, or says what is refused.
+    #[error("the stream is refused")]
+    Stream(#[source] Refused),
+    /// A send stream that cannot be read.
+    #[error("the stream cannot be read")]
+    StreamInput(#[source] std::io::Error),
     /// Changes that can never be written: the volume is read-only from now on.
     #[error("changes cannot be committed")]
     Commit(#[source] TreeError),

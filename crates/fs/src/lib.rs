@@ -157,6 +157,7 @@ mod names;
 mod notice;
 mod options;
 pub mod queue;
+pub mod receive;
 mod replay;
 pub mod server;
 mod space;

@@ -7,7 +7,7 @@ mod delete;
 pub(crate) mod listings;
 mod properties;
 pub(crate) mod roots;
-mod uuid_tree;
+pub(crate) mod uuid_tree;
 
 use crate::names::path::PATH_STEPS_MAX;
 use crate::{Error, Filesystem, Result, TOP_LEVEL, Time};

@@ -22,6 +22,7 @@ pub(super) fn of_library(error: &Error) -> Option<&'static str> {
         Error::Device(error) => of_device(error),
         Error::Volume(error) => of_volume(error),
         Error::Tree(TreeError::Assemble(error)) => of_volume(error),
+        Error::Receive { source, .. } => of_receive(source),
         Error::NotFound => Some("`butternut ls` shows what is there"),
         Error::NotDirectory | Error::WrongKind { .. } => Some("`butternut stat` shows what it is"),
         Error::NoSubvolume { .. } | Error::NotSubvolume { .. } => {
@@ -37,6 +38,17 @@ pub(super) fn of_library(error: &Error) -> Option<&'static str> {
         }
         _ => None,
     }
+}
+
+/// Returns what the user can do about a command of a send stream that cannot be applied.
+fn of_receive(error: &Error) -> Option<&'static str> {
+    if matches!(error, Error::NotFound) {
+        return Some("the stream does not fit its parent");
+    }
+    if matches!(error, Error::Stream(refused) if refused.field() == "CLONE_UUID") {
+        return Some("receive the stream of that subvolume first");
+    }
+    of_library(error)
 }
 
 /// Returns what the user can do about devices that are not a volume that can be opened.

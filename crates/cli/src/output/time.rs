@@ -34,6 +34,14 @@ pub(crate) fn with_zone(time: Time) -> String {
     )
 }
 
+/// Formats a time as btrfs-progs does in streams: `2026-11-21T00:42:25+0000`.
+pub(crate) fn compact(time: Time) -> String {
+    zoned(time).map_or_else(
+        || format!("@{}", time.secs),
+        |at| at.strftime("%Y-%m-%dT%H:%M:%S%z").to_string(),
+    )
+}
+
 /// Formats a time as `2026-11-21 00:42:25`.
 pub(crate) fn seconds(time: Time) -> String {
     zoned(time).map_or_else(

@@ -34,7 +34,7 @@ pub(crate) fn locked(name: &str) -> File {
 
 /// Returns the image of a recipe, which is built once and again when the recipe changes. In the
 /// recipe, `IMG` is the image and `DIR` a directory, which is kept with the image.
-fn build(name: &str, recipe: &str) -> (PathBuf, PathBuf) {
+pub(crate) fn build(name: &str, recipe: &str) -> (PathBuf, PathBuf) {
     let _lock = locked(&format!("{name}.lock"));
     let mut hasher = DefaultHasher::new();
     recipe.hash(&mut hasher);

@@ -1,0 +1,55 @@
+//! Arguments of `receive`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+
+pub(super) const RECEIVE_HELP: &str = "\
+Each subvolume of the stream is created in the directory PATH of the volume. It becomes read-only
+when it is complete, and is durable then. If the stream is damaged or cannot be applied, the
+subvolume that is not complete is deleted, and those before it stay.
+
+Streams of `btrfs send` of versions 1 and 2 are accepted, also with --compressed-data. For an
+incremental stream (btrfs send -p), the volume must have the parent: a read-only subvolume that was
+received from the parent of the stream, or is that parent itself. The sources of clones (btrfs send
+-c) are found in the same way; their data is copied, not shared. Streams of btrfs send --no-data are
+refused. File flags (chattr) are not set.
+
+With --to-directory, the stream is applied to a plain directory of any filesystem: DIR gets a new
+directory for each subvolume, which stays as it is if the stream fails. Owners are set for root
+only. Incremental streams are refused. Nothing outside of the new directories is read or changed,
+whatever the stream contains.
+
+The volume must not be mounted.
+
+    btrfs send /srv/snap1 | butternut receive disk.img
+    butternut receive -f full.stream disk.img /backups
+    butternut receive -f full.stream --to-directory /tmp/tree
+    butternut receive -f full.stream --dump";
+
+#[derive(Debug, Args)]
+pub(crate) struct ReceiveArgs {
+    /// Read the stream from FILE instead of stdin
+    #[arg(short = 'f', value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Stop after the first end command of the stream, not at the end of the input
+    #[arg(short = 'e')]
+    pub(crate) end_command: bool,
+    /// Print the commands of the stream, one a line, and apply nothing
+    #[arg(long, conflicts_with = "volume")]
+    pub(crate) dump: bool,
+    /// Apply the stream to new directories in DIR instead of a volume
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["volume", "dump"])]
+    pub(crate) to_directory: Option<PathBuf>,
+    #[arg(
+        value_name = "VOLUME",
+        required_unless_present_any = ["dump", "to_directory"],
+        help = "Block device or image file: \
+        PATH[,PATH...][@SUBVOL][?offset=N]"
+    )]
+    pub(crate) volume: Option<OsString>,
+    /// Directory in which the subvolumes are created
+    #[arg(default_value = "/")]
+    pub(crate) path: OsString,
+}

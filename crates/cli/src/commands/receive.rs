@@ -1,0 +1,89 @@
+//! `receive`: makes the subvolumes of a send stream, in a volume or in a plain directory, or prints
+//! the commands of the stream.
+
+mod directory;
+mod dump;
+
+use std::fs::File;
+use std::io::{BufReader, Read, stdin};
+
+use butternut::receive::{ReceivedSubvolume, StreamEnd, StreamReader};
+use butternut::{FileKind, Follow};
+use serde_json::Value;
+
+use super::transaction::{Transaction, failed};
+use crate::args::{GlobalArgs, ReceiveArgs, VolumeArgs};
+use crate::failure::{Failure, Outcome};
+use crate::output::json::Object;
+use crate::output::{Output, text};
+
+/// Size of the buffer for the input in bytes.
+const INPUT_BYTES: usize = 256 << 10;
+
+/// The stream that a command reads, with its name for messages.
+struct Input {
+    name: String,
+    stream: StreamReader<BufReader<Box<dyn Read>>>,
+    end: StreamEnd,
+}
+
+pub(crate) fn run(global: &GlobalArgs, args: &ReceiveArgs, out: &mut Output) -> Outcome {
+    let input = Input::open(args)?;
+    if args.dump {
+        return dump::run(input, out);
+    }
+    if let Some(dir) = &args.to_directory {
+        return directory::run(global, input, dir, out);
+    }
+    let Some(volume) = args.volume.clone() else {
+        return Err(Failure::new("VOLUME", "is missing").hint("name an image or a device"));
+    };
+    to_volume(global, input, &VolumeArgs { volume }, &text::bytes(&args.path), out)
+}
+
+fn to_volume(
+    global: &GlobalArgs,
+    mut input: Input,
+    volume: &VolumeArgs,
+    path: &[u8],
+    out: &mut Output,
+) -> Outcome {
+    // A stream deletes, too, and may be larger than what one transaction can hold.
+    let mut transaction = Transaction::open_to_delete(global, volume)?;
+    let dir = transaction.find(path, Follow::Last)?;
+    if transaction.stat(dir, path)?.kind != FileKind::Directory {
+        return Err(failed(path, &butternut::Error::NotDirectory));
+    }
+    let received = transaction.filesystem().receive(dir, &mut input.stream, input.end);
+    let received = received.map_err(|error| Failure::of(input.name, &error))?;
+    for subvolume in &received {
+        transaction.record("received", &text::joined(path, &subvolume.name));
+    }
+    let subvolumes: Vec<_> = received.iter().map(described).collect();
+    transaction.finish(global, out, |object| object.put("subvolumes", subvolumes))
+}
+
+fn described(subvolume: &ReceivedSubvolume) -> Value {
+    let object = Object::new()
+        .put("id", subvolume.id)
+        .name("name", &subvolume.name)
+        .uuid("received_uuid", &subvolume.uuid)
+        .put("incremental", subvolume.is_snapshot);
+    Value::from(object)
+}
+
+impl Input {
+    fn open(args: &ReceiveArgs) -> Result<Self, Failure> {
+        let (name, input): (String, Box<dyn Read>) = match &args.file {
+            Some(path) => {
+                let name = path.display().to_string();
+                let file = File::open(path).map_err(|error| Failure::io(name.clone(), &error))?;
+                (name, Box::new(file))
+            }
+            None => ("stdin".to_owned(), Box::new(stdin())),
+        };
+        let stream = StreamReader::new(BufReader::with_capacity(INPUT_BYTES, input));
+        let end = if args.end_command { StreamEnd::Command } else { StreamEnd::Input };
+        Ok(Self { name, stream, end })
+    }
+}

@@ -1,0 +1,339 @@
+//! `receive --to-directory`: applies a full stream to plain directories.
+//!
+//! 1. Each subvolume is a new directory in DIR. Nothing outside of these directories is opened,
+//!    created, changed or removed: a path of a stream is opened name by name, no symlink is
+//!    followed, and the format refuses absolute paths and `..`.
+//! 2. Only regular files are opened for reading and writing. A device, FIFO or socket that the
+//!    stream has made is opened with `O_PATH`.
+//! 3. An error names the command and its place in the stream. What has been made stays.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use butternut::Error;
+use butternut::format::inode::{FileKind, Time};
+use butternut::format::refused::{Refused, require};
+use butternut::format::stream::{Command, components};
+use butternut::format::uuid::Uuid;
+use butternut::receive::{StreamEnd, decode_write};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags,
+    chmod, chownat, fallocate, linkat, lremovexattr, lsetxattr, makedev, mkdirat, mknodat, openat,
+    renameat, statat, symlinkat, syncfs, unlinkat, utimensat,
+};
+use rustix::process::geteuid;
+
+use super::Input;
+use crate::args::GlobalArgs;
+use crate::failure::{Completion, Failure, Outcome, chain};
+use crate::output::json::Object;
+use crate::output::{Output, json, stderr_line, text};
+
+/// Flags that open a directory and refuse a symlink.
+const DIRECTORY: OFlags =
+    OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::RDONLY).union(OFlags::CLOEXEC);
+/// Bytes that are copied at a time.
+const COPY_BYTES: usize = 128 << 10;
+
+/// Why a command cannot be applied.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    Stream(#[from] Refused),
+    #[error(transparent)]
+    Library(#[from] Error),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Unsupported(&'static str),
+}
+
+impl From<rustix::io::Errno> for Refusal {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::Io(errno.into())
+    }
+}
+
+/// The directory that subvolumes are made in.
+struct Target {
+    dir: OwnedFd,
+    /// The subvolumes of the stream, by their UUIDs.
+    made: HashMap<Uuid, OwnedFd>,
+    /// The one that the commands change.
+    current: Option<Uuid>,
+    names: Vec<Vec<u8>>,
+    is_root: bool,
+}
+
+pub(super) fn run(global: &GlobalArgs, mut input: Input, dir: &Path, out: &mut Output) -> Outcome {
+    let name = dir.display().to_string();
+    let opened = openat(rustix::fs::CWD, dir, DIRECTORY - OFlags::NOFOLLOW, Mode::empty());
+    let opened = opened.map_err(|errno| Failure::io(name.clone(), &errno.into()))?;
+    let mut target = Target {
+        dir: opened,
+        made: HashMap::new(),
+        current: None,
+        names: Vec::new(),
+        is_root: geteuid().is_root(),
+    };
+    let applied = apply_all(&mut target, &mut input);
+    let synced = syncfs(&target.dir).map_err(|errno| Failure::io(name.clone(), &errno.into()));
+    applied.and(synced)?;
+    if global.json {
+        let names = target.names.iter().map(|name| Object::new().name("name", name).into());
+        let subvolumes: Vec<serde_json::Value> = names.collect();
+        let object = Object::new().put("directory", name.as_str()).put("subvolumes", subvolumes);
+        json::document(out, object)?;
+    } else if global.verbose {
+        for made in &target.names {
+            stderr_line(&format!("{name}/{}: received", text::escaped(made)));
+        }
+    }
+    Ok(Completion::Success)
+}
+
+fn apply_all(target: &mut Target, input: &mut Input) -> Result<(), Failure> {
+    let name = input.name.clone();
+    let failure = |error| Failure::of(name.clone(), &error);
+    while input.stream.next_stream().map_err(failure)?.is_some() {
+        loop {
+            let (place, command) = input.stream.next_command().map_err(failure)?;
+            let Some(path) = command.path() else { break };
+            target.apply(&command).map_err(|refusal| {
+                let (what, path) = (command.name(), path.escape_ascii());
+                Failure::new(name.clone(), format!("{place}: {what} {path}: {}", chain(&refusal)))
+            })?;
+        }
+        if input.end == StreamEnd::Command {
+            break;
+        }
+    }
+    Ok(())
+}
+
+impl Target {
+    fn apply(&mut self, command: &Command<'_>) -> Result<(), Refusal> {
+        match *command {
+            Command::Subvol { path, uuid, .. } => self.begin(path, uuid),
+            Command::Snapshot { .. } => Err(Refusal::Unsupported(
+                "the stream is incremental: receive it into a volume that has its parent",
+            )),
+            Command::UpdateExtent { .. } => {
+                Err(Refusal::Unsupported("the stream has no data (btrfs send --no-data)"))
+            }
+            Command::Mkfile { .. }
+            | Command::Mkdir { .. }
+            | Command::Mknod { .. }
+            | Command::Mkfifo { .. }
+            | Command::Mksock { .. }
+            | Command::Symlink { .. } => self.make(command),
+            Command::Rename { .. }
+            | Command::Link { .. }
+            | Command::Unlink { .. }
+            | Command::Rmdir { .. } => self.change_names(command),
+            Command::Write { .. }
+            | Command::Clone { .. }
+            | Command::Truncate { .. }
+            | Command::Fallocate { .. }
+            | Command::EncodedWrite { .. } => self.change_data(command),
+            Command::SetXattr { .. }
+            | Command::RemoveXattr { .. }
+            | Command::Chmod { .. }
+            | Command::Chown { .. }
+            | Command::Utimes { .. } => self.set(command),
+            Command::Fileattr { .. } | Command::End => Ok(()),
+        }
+    }
+
+    /// Makes the directory of a subvolume.
+    fn begin(&mut self, path: &[u8], uuid: Uuid) -> Result<(), Refusal> {
+        let names = components(path)?;
+        let [name] = names.as_slice() else {
+            return Err(Refused::new("path", path.escape_ascii(), "one name").into());
+        };
+        mkdirat(&self.dir, *name, Mode::RWXU)?;
+        let dir = openat(&self.dir, *name, DIRECTORY, Mode::empty())?;
+        self.made.insert(uuid, dir);
+        self.current = Some(uuid);
+        self.names.push(name.to_vec());
+        Ok(())
+    }
+
+    fn root(&self) -> Result<BorrowedFd<'_>, Refusal> {
+        let root = self.current.and_then(|uuid| self.made.get(&uuid));
+        let missing = || Refused::new("command", "no subvolume", "subvol before all others");
+        Ok(root.ok_or_else(missing)?.as_fd())
+    }
+
+    /// Opens the directory of a path, and returns it with the last name: `.` for the root of the
+    /// subvolume.
+    fn entry<'p>(&self, path: &'p [u8]) -> Result<(OwnedFd, &'p [u8]), Refusal> {
+        entry(self.root()?, path)
+    }
+
+    /// As [`Self::entry`], for a name that is made or removed.
+    fn name<'p>(&self, path: &'p [u8]) -> Result<(OwnedFd, &'p [u8]), Refusal> {
+        require(!path.is_empty(), "path", "the root of the subvolume", "a name in it")?;
+        self.entry(path)
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
+    fn make(&self, command: &Command<'_>) -> Result<(), Refusal> {
+        let (dir, name) = self.name(command.path().unwrap_or_default())?;
+        let node = |kind: FileType, mode: u32, device: u64| {
+            Ok(mknodat(&dir, name, kind, permissions(mode), device)?)
+        };
+        match *command {
+            Command::Mkfile { .. } => {
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+                openat(&dir, name, flags, Mode::RUSR | Mode::WUSR)?;
+                Ok(())
+            }
+            Command::Mkdir { .. } => Ok(mkdirat(&dir, name, Mode::RWXU)?),
+            Command::Symlink { target, .. } => Ok(symlinkat(target, &dir, name)?),
+            Command::Mkfifo { mode, .. } => node(FileType::Fifo, mode, 0),
+            Command::Mksock { mode, .. } => node(FileType::Socket, mode, 0),
+            Command::Mknod { mode, device, .. } => {
+                let kind = match FileKind::from_mode(mode) {
+                    Some(FileKind::CharDevice) => FileType::CharacterDevice,
+                    Some(FileKind::BlockDevice) => FileType::BlockDevice,
+                    _ => {
+                        let have = format!("{mode:#o}");
+                        return Err(Refused::new("MODE", have, "the type of a device").into());
+                    }
+                };
+                node(kind, mode, makedev(device.major(), device.minor()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
+    fn change_names(&self, command: &Command<'_>) -> Result<(), Refusal> {
+        let (dir, name) = self.name(command.path().unwrap_or_default())?;
+        match *command {
+            Command::Rename { to, .. } => {
+                let (to_dir, to_name) = self.name(to)?;
+                renameat(&dir, name, &to_dir, to_name)?;
+            }
+            Command::Link { existing, .. } => {
+                let (from, from_name) = self.name(existing)?;
+                linkat(&from, from_name, &dir, name, AtFlags::empty())?;
+            }
+            Command::Unlink { .. } => unlinkat(&dir, name, AtFlags::empty())?,
+            Command::Rmdir { .. } => unlinkat(&dir, name, AtFlags::REMOVEDIR)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
+    fn change_data(&self, command: &Command<'_>) -> Result<(), Refusal> {
+        let path = command.path().unwrap_or_default();
+        let file = open_file(self.root()?, path, OFlags::WRONLY)?;
+        match *command {
+            Command::Write { offset, data, .. } => file.write_all_at(data, offset)?,
+            Command::EncodedWrite { offset, .. } => {
+                file.write_all_at(&decode_write(command)?.unwrap_or_default(), offset)?;
+            }
+            Command::Clone { offset, len, clone_uuid, clone_path, clone_offset, .. } => {
+                let source = self.made.get(&clone_uuid).ok_or_else(|| {
+                    Refused::new("CLONE_UUID", clone_uuid, "a subvolume of this stream")
+                })?;
+                let source = open_file(source.as_fd(), clone_path, OFlags::RDONLY)?;
+                copy(&source, clone_offset, &file, offset, len)?;
+            }
+            Command::Truncate { size, .. } => file.set_len(size)?,
+            Command::Fallocate { mode, offset, len, .. } => {
+                fallocate(&file, FallocateFlags::from_bits_retain(mode), offset, len)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
+    fn set(&self, command: &Command<'_>) -> Result<(), Refusal> {
+        let (dir, name) = self.entry(command.path().unwrap_or_default())?;
+        // The path of the entry for system calls that do not take a descriptor of its directory.
+        let mut proc_path = format!("/proc/self/fd/{}/", dir.as_raw_fd()).into_bytes();
+        proc_path.extend_from_slice(name);
+        match *command {
+            Command::SetXattr { name: xattr, value, .. } => {
+                lsetxattr(proc_path.as_slice(), xattr, value, XattrFlags::empty())?;
+            }
+            Command::RemoveXattr { name: xattr, .. } => {
+                lremovexattr(proc_path.as_slice(), xattr)?;
+            }
+            Command::Chmod { mode, .. } => {
+                // chmod(2) would follow a symlink: the descriptor is of the entry itself.
+                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let entry = openat(&dir, name, flags, Mode::empty())?;
+                chmod(format!("/proc/self/fd/{}", entry.as_raw_fd()), permissions(mode))?;
+            }
+            Command::Chown { uid, gid, .. } if self.is_root => {
+                // chown(2) takes u32::MAX as "unchanged".
+                let uid = (uid != u32::MAX).then(|| Uid::from_raw(uid));
+                let gid = (gid != u32::MAX).then(|| Gid::from_raw(gid));
+                chownat(&dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+            }
+            Command::Utimes { atime, mtime, .. } => {
+                let times =
+                    Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) };
+                utimensat(&dir, name, &times, AtFlags::SYMLINK_NOFOLLOW)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Opens the directory of a path below `root`, and returns it with the last name.
+fn entry<'p>(root: BorrowedFd<'_>, path: &'p [u8]) -> Result<(OwnedFd, &'p [u8]), Refusal> {
+    let mut names = components(path)?;
+    let name = names.pop().unwrap_or(b".");
+    let mut at = root.try_clone_to_owned()?;
+    for name in names {
+        at = openat(&at, name, DIRECTORY, Mode::empty())?;
+    }
+    Ok((at, name))
+}
+
+/// Opens a regular file at a path below `root`.
+fn open_file(root: BorrowedFd<'_>, path: &[u8], access: OFlags) -> Result<File, Refusal> {
+    let (dir, name) = entry(root, path)?;
+    let stat = statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Refusal::Unsupported("not a regular file"));
+    }
+    let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(File::from(openat(&dir, name, flags, Mode::empty())?))
+}
+
+/// Copies `len` bytes of `source` at `from` to `file` at `to`.
+fn copy(source: &File, from: u64, file: &File, to: u64, len: u64) -> Result<(), Refusal> {
+    let too_far = || Refused::new("CLONE_LEN", len, "a range below 2^64");
+    from.checked_add(len).and(to.checked_add(len)).ok_or_else(too_far)?;
+    let mut buf = vec![0; COPY_BYTES];
+    let mut done = 0;
+    while done < len {
+        let want = usize::try_from(len - done).map_or(buf.len(), |left| left.min(buf.len()));
+        let part = &mut buf[..want];
+        source.read_exact_at(part, from + done)?;
+        file.write_all_at(part, to + done)?;
+        done += u64::try_from(want).unwrap_or(u64::MAX);
+    }
+    Ok(())
+}
+
+fn permissions(mode: u32) -> Mode {
+    Mode::from_raw_mode(mode & 0o7777)
+}
+
+fn timespec(time: Time) -> Timespec {
+    Timespec { tv_sec: time.secs, tv_nsec: time.nanos.into() }
+}

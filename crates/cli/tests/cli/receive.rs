@@ -1,0 +1,406 @@
+//! `receive`: streams of the kernel's `btrfs send` become subvolumes that the kernel, mounting the
+//! image, shows equal to their sources.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use butternut_format::stream::{
+    COMMAND_HEADER_BYTES, Command, STREAM_HEADER_BYTES, StreamVersion, command_bytes,
+};
+use butternut_undo::MountGuard;
+use tempfile::TempDir;
+
+use super::command::{CommandOutput, butternut, command, run, shell};
+use super::image::{build, kernel_tests_enabled, locked};
+
+/// Snapshots of a tree that changes in between, and their streams: NAME.1, NAME.2 and NAME.c of
+/// version 1, version 2, and version 2 with compressed data.
+const SOURCE: &str = r#"
+    truncate -s 1G IMG; mkfs.btrfs -q IMG; mkdir -p DIR/m
+    mount -o loop,compress=zstd IMG DIR/m
+    trap 'cd /; umount DIR/m' EXIT
+    cd DIR/m
+    btrfs -q subvolume create v; btrfs -q subvolume create other
+    (
+        cd v
+        mkdir -p dir/deep/er "$(printf 'odd \\ \n\tname')"
+        printf 'inline\n' > small; seq 60000 > dir/text; head -c 3M /dev/urandom > dir/random
+        ln small dir/hard; ln dir/random dir/deep/random2
+        ln -s ../small dir/link; ln -s /etc/passwd absolute
+        mkfifo fifo; mknod null c 1 3; mknod big b 300 70000
+        python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("socket")'
+        truncate -s 10M holes
+        printf x | dd of=holes bs=1 seek=5M conv=notrunc status=none
+        fallocate -l 1M prealloc
+        printf y | dd of=prealloc bs=1 seek=300000 conv=notrunc status=none
+        fallocate -n -l 2M dir/text
+        touch "$(printf 'n%.0s' $(seq 255))" "$(printf 'bad\377name')"
+        for algorithm in zlib lzo zstd; do
+            : > "$algorithm"; btrfs property set "$algorithm" compression "$algorithm"
+            seq 50000 >> "$algorithm"
+            : > "small-$algorithm"; btrfs property set "small-$algorithm" compression "$algorithm"
+            seq 500 >> "small-$algorithm"
+        done
+        : > nocow; chattr +C nocow; head -c 100000 /dev/urandom >> nocow
+        setfattr -n user.name -v value small; setfattr -n trusted.x -v y dir
+        setfattr -n user.empty dir/text; setfattr -h -n trusted.l -v z dir/link
+        setfattr -n user.zero -v 0x610062 small
+        setfacl -m u:1000:rwx dir/text; setfacl -d -m u:1000:rx dir
+        setcap cap_net_raw+ep dir/random; cp --reflink=always dir/random clone
+        chown 1000:1001 dir/text; chmod 4755 small; mkdir sticky; chmod 1777 sticky
+        touch -d '1960-01-01 00:00:00.5' null; touch -h -d '1999-01-01 01:02:03.4' dir/link
+        for number in $(seq 300); do printf "$number" > "dir/deep/$number"; done
+    )
+    cp --reflink=always v/dir/random other/random
+    btrfs -q subvolume snapshot -r v s1
+    btrfs -q subvolume snapshot -r other o1
+    (
+        cd v
+        mv dir renamed; mv renamed/text text; rm null; rm -r sticky; mkdir null sticky2
+        mv renamed/deep/er above; mv renamed/deep above/deep
+        printf 'more\n' >> small; truncate -s 1000 zlib; truncate -s 5M renamed/random
+        setfattr -x user.name small; setfattr -n user.new -v new small; setfacl -b text
+        rm renamed/hard; ln text hard2; rm above/deep/1*; seq 9 > above/deep/150
+        fallocate -p -o 4096 -l 8192 holes; chown 5:6 holes; chattr +d holes
+        dd if=/dev/urandom of=clone bs=4096 count=3 seek=9 conv=notrunc status=none
+        touch -d '2001-02-03 04:05:06.7' zstd
+        mv lzo swap; mv zstd lzo; mv swap zstd
+    )
+    btrfs -q subvolume snapshot -r v s2
+    (
+        cd v
+        cp --reflink=always ../other/random from-other
+        cp --reflink=always renamed/random own
+        rm -r above; mkdir above; printf 'new\n' > above/deep
+    )
+    btrfs -q subvolume snapshot -r v s3
+    for way in '1 --proto=1' '2 --proto=2' 'c --proto=2 --compressed-data'; do
+        set -- $way; version=$1; shift
+        btrfs -q send "$@" s1 -f DIR/s1.$version
+        btrfs -q send "$@" o1 -f DIR/o1.$version
+        btrfs -q send "$@" -p s1 s2 -f DIR/s2.$version
+        btrfs -q send "$@" -p s2 -c o1 s3 -f DIR/s3.$version
+    done
+    btrfs -q send --no-data s1 -f DIR/s1.nodata
+    btrfs -q send -e s1 o1 -f DIR/both.1"#;
+
+const WAYS: [&str; 3] = ["1", "2", "c"];
+const NAMES: [&str; 4] = ["s1", "o1", "s2", "s3"];
+
+/// The source volume, and the directory of its streams. No other test mounts it meanwhile.
+struct Source {
+    image: PathBuf,
+    folder: PathBuf,
+    _lock: fs::File,
+}
+
+fn source() -> Source {
+    let lock = locked("cli-send-source.lock");
+    let (image, folder) = build("cli-send", SOURCE);
+    Source { image, folder, _lock: lock }
+}
+
+impl Source {
+    fn stream(&self, name: &str, way: &str) -> String {
+        self.folder.join(format!("{name}.{way}")).to_str().unwrap().to_owned()
+    }
+}
+
+/// A volume that the kernel has mounted, until this is dropped.
+struct Mounted {
+    guard: Option<MountGuard>,
+    dir: TempDir,
+}
+
+impl Mounted {
+    fn new(image: &Path, options: &str) -> Self {
+        let dir = TempDir::with_prefix("butternut-test-").unwrap();
+        let guard = Some(MountGuard::before_mount(dir.path()).unwrap());
+        shell(&format!("mount -o loop,{options} {} {}", image.display(), dir.path().display()));
+        Self { guard, dir }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(guard) = self.guard.take().filter(|_| !std::thread::panicking()) {
+            guard.unmount().unwrap();
+        }
+    }
+}
+
+fn volume() -> (TempDir, PathBuf, String) {
+    let scratch = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = scratch.path().join("volume.img");
+    let name = image.to_str().unwrap().to_owned();
+    butternut(&["mkfs", "--size", "1G", &name]).ok();
+    (scratch, image, name)
+}
+
+/// Lists everything in a tree: kinds, modes, owners, sizes, times, links, devices, contents,
+/// extended attributes.
+fn tree(path: &str) -> String {
+    shell(&format!(
+        r"cd {path}
+        find . -printf '%P|%y|%m|%U|%G|%T@|%n|%l\0' | sort -z | tr '\0\n' '\n?'
+        find . -not -type d -printf '%P|%s\0' | sort -z | tr '\0\n' '\n?'
+        find . \( -type b -o -type c \) -exec stat -c '%n %t:%T' '{{}}' + | sort
+        find . -type f -print0 | sort -z | xargs -0 sha256sum
+        find . -print0 | sort -z | xargs -0 getfattr -h -d -m - -e hex"
+    ))
+}
+
+fn assert_equal(have: &str, want: &str, what: &str) {
+    let (have, want) = (tree(have), tree(want));
+    for (have, want) in have.lines().zip(want.lines()) {
+        assert_eq!(have, want, "{what}");
+    }
+    assert_eq!(have.lines().count(), want.lines().count(), "{what}");
+}
+
+fn received_uuids(path: &str) -> [String; 2] {
+    let shown = run("btrfs", &["subvolume", "show", path].map(AsRef::as_ref));
+    ["UUID:", "Received UUID:"].map(|key| {
+        let line = shown.lines().find_map(|line| line.trim().strip_prefix(key));
+        line.unwrap().trim().to_owned()
+    })
+}
+
+#[test]
+fn the_kernel_shows_what_it_has_sent() {
+    if !kernel_tests_enabled("the_kernel_shows_what_it_has_sent") {
+        return;
+    }
+    let source = source();
+    for way in WAYS {
+        let (_scratch, image, name) = volume();
+        butternut(&["mkdir", &name, "/backups"]).ok();
+        for stream in NAMES {
+            let file = source.stream(stream, way);
+            butternut(&["receive", "-f", &file, &name, "/backups"]).ok();
+        }
+        run("btrfs", &["check", "--check-data-csum", &name].map(AsRef::as_ref));
+        butternut(&["check", "--check-data-csum", &name]).ok();
+        let (sent, received) = (Mounted::new(&source.image, "ro"), Mounted::new(&image, "ro"));
+        for stream in NAMES {
+            let (have, want) = (received.path(&format!("backups/{stream}")), sent.path(stream));
+            assert_equal(&have, &want, &format!("{stream}.{way}"));
+            let ([_, have], [want, _]) = (received_uuids(&have), received_uuids(&want));
+            assert_eq!(have, want);
+        }
+    }
+}
+
+#[test]
+fn the_kernel_and_butternut_receive_in_turn() {
+    if !kernel_tests_enabled("the_kernel_and_butternut_receive_in_turn") {
+        return;
+    }
+    let source = source();
+    let (_scratch, image, name) = volume();
+    let mounted = |receive: &dyn Fn(&str)| receive(&Mounted::new(&image, "rw").path(""));
+    let by_kernel = |stream: &str| {
+        let file = source.stream(stream, "2");
+        mounted(&|dir| drop(shell(&format!("btrfs -q receive -f {file} {dir}"))));
+    };
+    butternut(&["receive", "-f", &source.stream("s1", "2"), &name]).ok();
+    by_kernel("s2");
+    butternut(&["receive", "-f", &source.stream("o1", "c"), &name]).ok();
+    butternut(&["receive", "-f", &source.stream("s3", "c"), &name]).ok();
+    run("btrfs", &["check", "--check-data-csum", &name].map(AsRef::as_ref));
+    let (sent, received) = (Mounted::new(&source.image, "ro"), Mounted::new(&image, "ro"));
+    for stream in NAMES {
+        assert_equal(&received.path(stream), &sent.path(stream), stream);
+    }
+}
+
+#[test]
+fn dump_prints_what_btrfs_progs_prints() {
+    if !kernel_tests_enabled("dump_prints_what_btrfs_progs_prints") {
+        return;
+    }
+    let source = source();
+    let mut streams = vec![source.stream("s1", "nodata"), source.stream("both", "1")];
+    for name in NAMES {
+        streams.extend(WAYS.map(|way| source.stream(name, way)));
+    }
+    for stream in streams {
+        let want = run("btrfs", &["receive", "--dump", "-f", &stream].map(AsRef::as_ref));
+        let have = butternut(&["receive", "--dump", "-f", &stream]).ok();
+        for (have, want) in have.lines().zip(want.lines()) {
+            assert_eq!(have, want, "{stream}");
+        }
+        assert_eq!(have.lines().count(), want.lines().count(), "{stream}");
+    }
+}
+
+#[test]
+fn the_commands_of_the_kernel_are_encoded_to_the_same_bytes() {
+    if !kernel_tests_enabled("the_commands_of_the_kernel_are_encoded_to_the_same_bytes") {
+        return;
+    }
+    let source = source();
+    for name in NAMES {
+        for way in WAYS {
+            let bytes = fs::read(source.stream(name, way)).unwrap();
+            let (header, mut rest) = bytes.split_first_chunk::<STREAM_HEADER_BYTES>().unwrap();
+            let version = StreamVersion::decode(header).unwrap();
+            assert_eq!(version.number(), if way == "1" { 1 } else { 2 });
+            while !rest.is_empty() {
+                let header = rest.first_chunk::<COMMAND_HEADER_BYTES>().unwrap();
+                let (command, after) = rest.split_at(command_bytes(version, header).unwrap());
+                let mut encoded = Vec::new();
+                let decoded = Command::decode(version, command).unwrap();
+                decoded.encode(version, &mut encoded).unwrap();
+                if let Command::EncodedWrite { .. } = decoded {
+                    // Those of inline extents have no attribute for an encryption of 0.
+                    assert_eq!(Command::decode(version, &encoded).unwrap(), decoded);
+                } else {
+                    assert!(encoded == command, "{name}.{way}: {}", decoded.name());
+                }
+                rest = after;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_directory_gets_what_a_volume_gets() {
+    if !kernel_tests_enabled("a_directory_gets_what_a_volume_gets") {
+        return;
+    }
+    let source = source();
+    // btrfs, because other filesystems have no properties: a volume that the kernel has mounted.
+    let (_scratch, image, _) = volume();
+    let (sent, target) = (Mounted::new(&source.image, "ro"), Mounted::new(&image, "rw"));
+    for (name, way) in [("s1", "2"), ("o1", "c")] {
+        let file = source.stream(name, way);
+        butternut(&["receive", "-f", &file, "--to-directory", &target.path("")]).ok();
+        assert_equal(&target.path(name), &sent.path(name), name);
+    }
+    let file = source.stream("s2", "1");
+    let refused = butternut(&["receive", "-f", &file, "--to-directory", &target.path("")]);
+    let refused = refused.failure();
+    assert!(refused.contains("command 1 at byte 17: snapshot s2: "), "{refused}");
+    assert!(refused.contains("the stream is incremental"), "{refused}");
+}
+
+fn encode(commands: &[Command<'_>]) -> Vec<u8> {
+    let version = StreamVersion::Two;
+    let mut bytes = version.encode().to_vec();
+    for command in commands {
+        command.encode(version, &mut bytes).unwrap();
+    }
+    bytes
+}
+
+/// Runs `receive` with a stream on stdin.
+fn receive(words: &[&str], stream: &[u8]) -> CommandOutput {
+    use std::io::Write;
+    let mut command = command();
+    command.arg("receive").args(words);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A command that refuses the stream closes the pipe early.
+    stdin.write_all(stream).unwrap_or_default();
+    drop(stdin);
+    child.wait_with_output().unwrap().into()
+}
+
+#[test]
+fn a_stream_cannot_leave_its_directory() {
+    let scratch = tempfile::tempdir().unwrap();
+    let target = scratch.path().join("target");
+    let to = target.to_str().unwrap();
+    let outside = scratch.path().join("outside");
+    fs::write(&outside, "untouched").unwrap();
+    let link = outside.to_str().unwrap().as_bytes();
+    let uuid = butternut_format::uuid::Uuid([1; 16]);
+    let paths: [&[u8]; 7] =
+        [b"../outside", b"up/outside", b"link", link, b"a/../../outside", b"", b"up/../outside"];
+    for path in paths {
+        let commands = [
+            Command::Mkfile { path, ino: 1 },
+            Command::Mkdir { path, ino: 1 },
+            Command::Symlink { path, ino: 1, target: b"x" },
+            Command::Rename { path: b"file", to: path },
+            Command::Link { path, existing: b"file" },
+            Command::Write { path, offset: 0, data: b"changed" },
+            Command::Truncate { path, size: 0 },
+            Command::Fallocate { path, mode: 0, offset: 0, len: 9 },
+            Command::Clone {
+                path: b"file",
+                offset: 0,
+                len: 9,
+                clone_uuid: uuid,
+                clone_ctransid: 1,
+                clone_path: path,
+                clone_offset: 0,
+            },
+            Command::Chmod { path, mode: 0o600 },
+            Command::SetXattr { path, name: b"user.a", value: b"b" },
+        ];
+        for command in commands {
+            // These change the link and the root themselves.
+            let is_inside = (path == b"link" && matches!(command, Command::Rename { .. }))
+                || (path.is_empty()
+                    && matches!(command, Command::Chmod { .. } | Command::SetXattr { .. }));
+            fs::create_dir(&target).unwrap();
+            let stream = encode(&[
+                Command::Subvol { path: b"sub", uuid, ctransid: 1 },
+                Command::Symlink { path: b"up", ino: 2, target: b"../.." },
+                Command::Symlink { path: b"link", ino: 3, target: link },
+                Command::Mkfile { path: b"file", ino: 4 },
+                command,
+                Command::End,
+            ]);
+            let done = receive(&["--to-directory", to], &stream);
+            if !is_inside {
+                let refused = done.failure();
+                let want = "butternut: stdin: command 5 at byte ";
+                assert!(refused.starts_with(want), "{command:?}: {refused}");
+            }
+            assert_eq!(fs::read_to_string(&outside).unwrap(), "untouched", "{command:?}");
+            let mode = fs::metadata(&outside).unwrap();
+            assert_ne!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o600);
+            assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 2, "{command:?}");
+            fs::remove_dir_all(&target).unwrap();
+        }
+    }
+    for path in [&b"../sub"[..], b"/tmp/sub", b"..", b"", b"a/b"] {
+        fs::create_dir(&target).unwrap();
+        let stream = encode(&[Command::Subvol { path, uuid, ctransid: 1 }, Command::End]);
+        receive(&["--to-directory", to], &stream).failure();
+        fs::remove_dir(&target).unwrap();
+    }
+}
+
+#[test]
+fn a_stream_that_fails_leaves_no_subvolume() {
+    let (_scratch, _, image) = volume();
+    let uuid = butternut_format::uuid::Uuid([1; 16]);
+    let subvol = Command::Subvol { path: b"sub", uuid, ctransid: 1 };
+    let file = Command::Mkfile { path: b"file", ino: 257 };
+    let whole = encode(&[subvol, file, Command::End]);
+    let refused = receive(&[&image], &whole[..whole.len() - 3]).failure();
+    assert!(refused.contains("command 3 at byte "), "{refused}");
+    assert!(refused.contains("bytes: have 7, want a command"), "{refused}");
+    assert_eq!(butternut(&["subvolume", "list", &image]).ok(), "");
+    assert_eq!(receive(&[&image], &whole).ok(), "");
+    let refused = receive(&[&image], &whole).failure();
+    assert!(refused.contains("subvol sub: file exists (remove it, or"), "{refused}");
+    let list = butternut(&["subvolume", "list", &image]).ok();
+    assert!(list.ends_with("path sub\n"), "{list}");
+    let json = receive(
+        &["--json", &image, "/"],
+        &encode(&[Command::Subvol { path: b"b", uuid, ctransid: 1 }, Command::End]),
+    );
+    assert!(json.ok().contains("\"received_uuid\": \"01010101-0101-0101-0101-010101010101\""));
+    run("btrfs", &["check", "--check-data-csum", &image].map(AsRef::as_ref));
+}

@@ -1,0 +1,117 @@
+//! Receiving: makes the subvolumes that a send stream describes.
+//!
+//! ```text
+//! bytes -> StreamReader (one command at a time) -> Receiver -> subvolume, writable
+//!                                                           -> read-only, with the UUID and the
+//!                                                              transaction of its source
+//! ```
+//!
+//! Laws:
+//!
+//! 1. A subvolume becomes read-only, and is listed under the UUID of its source, in one commit,
+//!    after all commands for it have been applied. A crash before leaves a writable subvolume that
+//!    no stream can use as its parent.
+//! 2. If a command fails, the subvolume that it would have changed is deleted. Subvolumes of the
+//!    same stream that are complete stay.
+//! 3. No command reaches anything outside its subvolume: paths are names below its root, and no
+//!    symbolic link is followed.
+//! 4. An error names the command, its number and its place in the stream.
+//!
+//! Inodes of a received subvolume inherit nothing from their directories: the stream says what they
+//! have.
+
+mod apply;
+mod data;
+mod finish;
+mod reader;
+mod source;
+
+pub use reader::{CommandPlace, StreamReader};
+
+use crate::{Error, FileId, Filesystem, Result};
+use apply::Receiver;
+use butternut_format::stream::Command;
+use data::Encoded;
+use std::io::Read;
+
+/// A subvolume that was received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReceivedSubvolume {
+    pub id: u64,
+    pub name: Vec<u8>,
+    /// The UUID of the source.
+    pub uuid: [u8; 16],
+    /// Whether the stream was incremental: the subvolume began as a snapshot of its parent.
+    pub is_snapshot: bool,
+}
+
+/// Where a stream ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamEnd {
+    /// At the end of the input: streams may follow one another.
+    Input,
+    /// At the first `END` command; the rest of the input is not read.
+    Command,
+}
+
+impl Filesystem {
+    /// Applies a send stream: makes its subvolumes in the directory `dir`, and returns them. They
+    /// are durable when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Receive`] with the command that failed. Its cause may be a damaged stream, a path
+    /// that leaves the subvolume, or a parent that the volume does not have ([`Error::Stream`]); a
+    /// name that exists; a full volume; and what the calls that apply the command return.
+    pub fn receive<R: Read>(
+        &self,
+        dir: FileId,
+        stream: &mut StreamReader<R>,
+        end: StreamEnd,
+    ) -> Result<Vec<ReceivedSubvolume>> {
+        let mut receiver = Receiver::new(self, dir);
+        let applied = receive_all(&mut receiver, stream, end);
+        if applied.is_err() {
+            receiver.discard();
+        }
+        applied?;
+        Ok(receiver.received)
+    }
+}
+
+/// Returns the bytes that an `ENCODED_WRITE` writes at its offset; `None` for other commands.
+///
+/// # Errors
+/// [`Error::Stream`]: the compressed data is damaged, or larger than an extent can be.
+pub fn decode_write(command: &Command<'_>) -> Result<Option<Vec<u8>>> {
+    let Some(encoded) = Encoded::of(command) else { return Ok(None) };
+    encoded.decode().map(Some).map_err(Error::Stream)
+}
+
+fn receive_all<R: Read>(
+    receiver: &mut Receiver<'_>,
+    stream: &mut StreamReader<R>,
+    end: StreamEnd,
+) -> Result<()> {
+    while stream.next_stream()?.is_some() {
+        loop {
+            let (place, command) = stream.next_command()?;
+            receiver.apply(&command).map_err(|error| at_command(place, &command, error))?;
+            if command == Command::End {
+                break;
+            }
+        }
+        if end == StreamEnd::Command {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn at_command(place: CommandPlace, command: &Command<'_>, source: Error) -> Error {
+    let what = match command.path() {
+        Some(path) => format!("{} {}", command.name(), path.escape_ascii()),
+        None => command.name().to_owned(),
+    };
+    Error::Receive { place, what, source: Box::new(source) }
+}

@@ -1,0 +1,313 @@
+//! [`Receiver`]: applies the commands of a stream to subvolumes.
+
+use super::data::{clone_range, fallocate};
+use super::{ReceivedSubvolume, decode_write};
+use crate::{
+    Error, File, FileId, FileKind, Filesystem, NewInode, RenameFlags, Result, SetAttributes,
+    SetTime, SetXattr, SnapshotAccess,
+};
+use butternut_format::inode::{DeviceNumber, Time};
+use butternut_format::refused::{Refused, require};
+use butternut_format::stream::{Command, components};
+use butternut_format::uuid::Uuid;
+use std::collections::HashMap;
+
+/// Permission bits of new inodes until the stream sets them.
+const FILE_PERMISSIONS: u32 = 0o600;
+const DIRECTORY_PERMISSIONS: u32 = 0o700;
+const PERMISSIONS: u32 = 0o7777;
+
+/// Receives the subvolumes of a stream.
+#[derive(Debug)]
+pub(super) struct Receiver<'a> {
+    filesystem: &'a Filesystem,
+    /// The directory in which the subvolumes are made.
+    dir: FileId,
+    current: Option<Current>,
+    /// The subvolumes that clones of the current one refer to.
+    sources: HashMap<Uuid, u64>,
+    pub(super) received: Vec<ReceivedSubvolume>,
+}
+
+/// The subvolume that the commands change.
+#[derive(Debug)]
+struct Current {
+    id: u64,
+    name: Vec<u8>,
+    uuid: Uuid,
+    ctransid: u64,
+    is_snapshot: bool,
+    /// The file of the last write, which the next one often has, too.
+    open: Option<(Vec<u8>, File)>,
+}
+
+impl<'a> Receiver<'a> {
+    pub(super) fn new(filesystem: &'a Filesystem, dir: FileId) -> Self {
+        Self { filesystem, dir, current: None, sources: HashMap::new(), received: Vec::new() }
+    }
+
+    /// Deletes the subvolume that is not complete. What that fails with is dropped: the error that
+    /// led here is reported, and the subvolume stays writable, so no stream uses it.
+    pub(super) fn discard(&mut self) {
+        if let Some(Current { name, open, .. }) = self.current.take() {
+            drop(open);
+            let deleted = self.filesystem.delete_subvolume(self.dir, &name);
+            let cleaned = deleted.and_then(|_| self.filesystem.clean_subvolumes());
+            drop(cleaned);
+        }
+    }
+
+    /// Applies one command.
+    pub(super) fn apply(&mut self, command: &Command<'_>) -> Result<()> {
+        match *command {
+            Command::Subvol { path, uuid, ctransid } => self.begin(path, uuid, ctransid, None),
+            Command::Snapshot { path, uuid, ctransid, clone_uuid, clone_ctransid } => {
+                self.begin(path, uuid, ctransid, Some((clone_uuid, clone_ctransid)))
+            }
+            Command::End => self.finish(),
+            Command::UpdateExtent { .. } => Err(Error::Stream(Refused::new(
+                "stream",
+                "no data (btrfs send --no-data)",
+                "the data of the files",
+            ))),
+            Command::Write { .. }
+            | Command::EncodedWrite { .. }
+            | Command::Clone { .. }
+            | Command::Fallocate { .. } => self.write(command),
+            Command::Mkfile { .. }
+            | Command::Mkdir { .. }
+            | Command::Mknod { .. }
+            | Command::Mkfifo { .. }
+            | Command::Mksock { .. }
+            | Command::Symlink { .. } => self.make(command),
+            Command::Rename { .. }
+            | Command::Link { .. }
+            | Command::Unlink { .. }
+            | Command::Rmdir { .. } => self.change_names(command),
+            Command::SetXattr { .. }
+            | Command::RemoveXattr { .. }
+            | Command::Truncate { .. }
+            | Command::Chmod { .. }
+            | Command::Chown { .. }
+            | Command::Utimes { .. }
+            | Command::Fileattr { .. } => self.set(command),
+        }
+    }
+
+    /// Begins a subvolume: an empty one, or a snapshot of `parent`.
+    fn begin(
+        &mut self,
+        path: &[u8],
+        uuid: Uuid,
+        ctransid: u64,
+        parent: Option<(Uuid, u64)>,
+    ) -> Result<()> {
+        // A stream with several subvolumes has one END command for all of them.
+        self.finish()?;
+        self.sources.clear();
+        require(!uuid.is_nil(), "UUID", uuid, "not zero").map_err(Error::Stream)?;
+        let names = components(path).map_err(Error::Stream)?;
+        let [name] = names.as_slice() else {
+            let refused = Refused::new("path", path.escape_ascii(), "one name");
+            return Err(Error::Stream(refused));
+        };
+        let id = match parent {
+            None => self.filesystem.create_subvolume(self.dir, name, &NewInode::new(0o755))?,
+            Some((uuid, transid)) => {
+                let source = self.filesystem.find_source("CLONE_UUID", uuid, transid)?;
+                let access = SnapshotAccess::ReadWrite;
+                self.filesystem.snapshot(source.id, self.dir, name, access)?
+            }
+        };
+        let (name, is_snapshot) = (name.to_vec(), parent.is_some());
+        self.current = Some(Current { id, name, uuid, ctransid, is_snapshot, open: None });
+        Ok(())
+    }
+
+    /// Completes the current subvolume, if there is one.
+    fn finish(&mut self) -> Result<()> {
+        let Some(current) = &mut self.current else { return Ok(()) };
+        current.open = None;
+        self.filesystem.set_received(current.id, current.uuid, current.ctransid)?;
+        if let Some(Current { id, name, uuid, is_snapshot, .. }) = self.current.take() {
+            self.received.push(ReceivedSubvolume { id, name, uuid: uuid.0, is_snapshot });
+        }
+        Ok(())
+    }
+
+    fn current(&mut self) -> Result<&mut Current> {
+        self.current.as_mut().ok_or_else(|| {
+            let want = "subvol or snapshot before all other commands";
+            Error::Stream(Refused::new("command", "no subvolume", want))
+        })
+    }
+
+    /// Returns the inode at a path of subvolume `subvolume`. Nothing is followed.
+    fn find(&self, subvolume: u64, path: &[u8]) -> Result<FileId> {
+        let names = components(path).map_err(Error::Stream)?;
+        let root = FileId::root_of(subvolume);
+        names.into_iter().try_fold(root, |dir, name| self.filesystem.lookup(dir, name))
+    }
+
+    /// Returns the inode at a path of the current subvolume.
+    fn inode(&mut self, path: &[u8]) -> Result<FileId> {
+        let subvolume = self.current()?.id;
+        self.find(subvolume, path)
+    }
+
+    /// Returns the directory and the name of a path of the current subvolume.
+    fn entry<'p>(&mut self, path: &'p [u8]) -> Result<(FileId, &'p [u8])> {
+        let current = self.current()?;
+        current.open = None;
+        let root = FileId::root_of(current.id);
+        let mut names = components(path).map_err(Error::Stream)?;
+        let name = names.pop().ok_or_else(|| {
+            Error::Stream(Refused::new("path", "the root of the subvolume", "a name in it"))
+        })?;
+        let find = |dir, name: &[u8]| self.filesystem.lookup(dir, name);
+        Ok((names.into_iter().try_fold(root, find)?, name))
+    }
+
+    /// Returns the file at a path of the current subvolume.
+    fn file(&mut self, path: &[u8]) -> Result<&File> {
+        let open = self.current()?.open.take();
+        let opened = match open {
+            Some((of, file)) if of == path => (of, file),
+            _ => {
+                let id = self.inode(path)?;
+                (path.to_vec(), self.filesystem.open_file(id)?)
+            }
+        };
+        let (_, file) = self.current()?.open.insert(opened);
+        Ok(file)
+    }
+
+    fn clone_source(&mut self, uuid: Uuid, ctransid: u64) -> Result<u64> {
+        let current = self.current()?;
+        if current.uuid == uuid {
+            return Ok(current.id);
+        }
+        if let Some(known) = self.sources.get(&uuid) {
+            return Ok(*known);
+        }
+        let found = self.filesystem.find_source("CLONE_UUID", uuid, ctransid)?.id;
+        self.sources.insert(uuid, found);
+        Ok(found)
+    }
+
+    /// Applies a command that writes data.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
+    fn write(&mut self, command: &Command<'_>) -> Result<()> {
+        match *command {
+            Command::Write { path, offset, data } => self.file(path)?.write_all_at(offset, data),
+            Command::EncodedWrite { path, offset, .. } => {
+                let data = decode_write(command)?.unwrap_or_default();
+                self.file(path)?.write_all_at(offset, &data)
+            }
+            Command::Clone {
+                path,
+                offset,
+                len,
+                clone_uuid,
+                clone_ctransid,
+                clone_path,
+                clone_offset,
+            } => {
+                let subvolume = self.clone_source(clone_uuid, clone_ctransid)?;
+                let source = self.filesystem.open_file(self.find(subvolume, clone_path)?)?;
+                let end = clone_offset.checked_add(len).ok_or_else(|| {
+                    Error::Stream(Refused::new("CLONE_OFFSET + CLONE_LEN", "above 2^64", "less"))
+                })?;
+                clone_range(self.file(path)?, offset, &source, clone_offset..end)
+            }
+            Command::Fallocate { path, mode, offset, len } => {
+                fallocate(self.file(path)?, mode, offset, len)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Applies a command that makes an inode.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
+    fn make(&mut self, command: &Command<'_>) -> Result<()> {
+        let filesystem = self.filesystem;
+        let (dir, name) = self.entry(command.path().unwrap_or_default())?;
+        let node = |kind: FileKind, mode: u32, device: DeviceNumber| {
+            let new = NewInode::new(mode & PERMISSIONS);
+            filesystem.mknod(dir, name, &new, kind, (device.major(), device.minor()))
+        };
+        let id = match *command {
+            Command::Mkfile { .. } => {
+                filesystem.create(dir, name, &NewInode::new(FILE_PERMISSIONS))
+            }
+            Command::Mkdir { .. } => {
+                filesystem.mkdir(dir, name, &NewInode::new(DIRECTORY_PERMISSIONS))
+            }
+            Command::Symlink { target, .. } => {
+                filesystem.symlink(dir, name, target, &NewInode::new(0o777))
+            }
+            Command::Mkfifo { mode, .. } => node(FileKind::Fifo, mode, DeviceNumber::default()),
+            Command::Mksock { mode, .. } => node(FileKind::Socket, mode, DeviceNumber::default()),
+            Command::Mknod { device, mode, .. } => {
+                let kind = FileKind::from_mode(mode);
+                let is_device = [Some(FileKind::CharDevice), Some(FileKind::BlockDevice)];
+                let kind =
+                    kind.filter(|kind| is_device.contains(&Some(*kind))).ok_or_else(|| {
+                        let have = format!("{mode:#o}");
+                        Error::Stream(Refused::new("MODE", have, "the type of a device"))
+                    })?;
+                node(kind, mode, device)
+            }
+            _ => return Ok(()),
+        }?;
+        // It has inherited them from its directory, where the source may have none.
+        for name in filesystem.xattr_names(id)? {
+            filesystem.remove_xattr(id, &name)?;
+        }
+        Ok(())
+    }
+
+    /// Applies a command that changes names of inodes that exist.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
+    fn change_names(&mut self, command: &Command<'_>) -> Result<()> {
+        let filesystem = self.filesystem;
+        let (dir, name) = self.entry(command.path().unwrap_or_default())?;
+        match *command {
+            Command::Rename { to, .. } => {
+                let to = self.entry(to)?;
+                filesystem.rename((dir, name), to, RenameFlags::default())
+            }
+            Command::Link { existing, .. } => filesystem.link(self.inode(existing)?, dir, name),
+            Command::Unlink { .. } => filesystem.unlink(dir, name),
+            Command::Rmdir { .. } => filesystem.rmdir(dir, name),
+            _ => Ok(()),
+        }
+    }
+
+    /// Applies a command that sets attributes.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
+    fn set(&mut self, command: &Command<'_>) -> Result<()> {
+        let filesystem = self.filesystem;
+        let id = self.inode(command.path().unwrap_or_default())?;
+        let none = SetAttributes::default();
+        let at = |time: Time| Some(SetTime::At(time.into()));
+        let set = match *command {
+            Command::SetXattr { name, value, .. } => {
+                return filesystem.set_xattr(id, name, value, SetXattr::Either);
+            }
+            Command::RemoveXattr { name, .. } => return filesystem.remove_xattr(id, name),
+            Command::Truncate { size, .. } => SetAttributes::size(size),
+            Command::Chmod { mode, .. } => SetAttributes { mode: Some(mode & PERMISSIONS), ..none },
+            Command::Chown { uid, gid, .. } => {
+                SetAttributes { uid: Some(uid), gid: Some(gid), ..none }
+            }
+            Command::Utimes { atime, mtime, .. } => {
+                SetAttributes { atime: at(atime), mtime: at(mtime), ..none }
+            }
+            // `FILEATTR`: a full stream has no flags, so an incremental one has a part of them.
+            // btrfs-receive(8) ignores the command, too.
+            _ => return Ok(()),
+        };
+        filesystem.set_attributes(id, &set).map(drop)
+    }
+}

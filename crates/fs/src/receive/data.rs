@@ -1,0 +1,108 @@
+//! The commands that write data: compressed data, cloned ranges, fallocate(2).
+
+use crate::{Allocate, Error, File, Result};
+use butternut_file::compress::{Origin, decompress};
+use butternut_format::file_extent::{COMPRESSED_BYTES_MAX, Compression};
+use butternut_format::refused::{Bits, Refused, require};
+use butternut_format::stream::{Command, StreamCompression};
+use butternut_format::units::length;
+use std::ops::Range;
+
+/// Flags of fallocate(2).
+const KEEP_SIZE: u32 = 1;
+const PUNCH_HOLE: u32 = 2;
+const ZERO_RANGE: u32 = 16;
+
+/// Compressed data of a command, and which part of it is written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Encoded<'a> {
+    pub(super) data: &'a [u8],
+    pub(super) compression: StreamCompression,
+    /// Size in bytes of the decompressed data.
+    pub(super) bytes: u64,
+    /// Offset in the decompressed data, and number of bytes.
+    pub(super) offset: u64,
+    pub(super) file_bytes: u64,
+}
+
+impl<'a> Encoded<'a> {
+    /// Returns the data of an `ENCODED_WRITE`.
+    pub(super) fn of(command: &Command<'a>) -> Option<Self> {
+        let Command::EncodedWrite {
+            data,
+            compression,
+            unencoded_len: bytes,
+            unencoded_offset: offset,
+            unencoded_file_len: file_bytes,
+            ..
+        } = *command
+        else {
+            return None;
+        };
+        Some(Self { data, compression, bytes, offset, file_bytes })
+    }
+
+    /// Decompresses the data, and returns the part to write.
+    pub(super) fn decode(&self) -> Result<Vec<u8>, Refused> {
+        let max = COMPRESSED_BYTES_MAX;
+        let want = || format!("at most {max}");
+        require(self.bytes <= max, "UNENCODED_LEN", self.bytes, want())?;
+        let data_bytes = length(self.data.len());
+        require(data_bytes <= max, "DATA", data_bytes, want())?;
+        let part = self.offset.checked_add(self.file_bytes).filter(|end| *end <= self.bytes);
+        let outside = || {
+            let have = format_args!("{} + {}", self.offset, self.file_bytes);
+            Refused::new("UNENCODED_OFFSET + UNENCODED_FILE_LEN", have, self.bytes)
+        };
+        let end = part.ok_or_else(outside)?;
+        let compression = match self.compression {
+            StreamCompression::None => Compression::None,
+            StreamCompression::Zlib => Compression::Zlib,
+            StreamCompression::Zstd => Compression::Zstd,
+            StreamCompression::Lzo4K => Compression::Lzo,
+            StreamCompression::Lzo8K
+            | StreamCompression::Lzo16K
+            | StreamCompression::Lzo32K
+            | StreamCompression::Lzo64K => {
+                let have = format_args!("{:?}", self.compression);
+                return Err(Refused::new("COMPRESSION", have, "a sector size of 4 KiB"));
+            }
+        };
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let mut decoded = vec![0; size(self.bytes)];
+        decompress(compression, Origin::Disk, self.data, &mut decoded)?;
+        decoded.truncate(size(end));
+        decoded.drain(..size(self.offset));
+        Ok(decoded)
+    }
+}
+
+/// Makes a range of `file` equal to the range `from` of `source`, at `to`.
+///
+/// The bytes are copied: nothing is shared. This is the one place that would change if ranges of
+/// files could be shared.
+pub(super) fn clone_range(file: &File, to: u64, source: &File, from: Range<u64>) -> Result<()> {
+    let bytes = from.end.saturating_sub(from.start);
+    let copied = file.copy_range(to, source, from.start, bytes)?;
+    let want = format_args!("{bytes}, the source ends").to_string();
+    require(copied == bytes, "CLONE_LEN", copied, want).map_err(Error::Stream)
+}
+
+/// Calls fallocate(2) with the flags `mode`.
+pub(super) fn fallocate(file: &File, mode: u32, offset: u64, len: u64) -> Result<()> {
+    let how = match mode {
+        0 => Allocate::Extend,
+        KEEP_SIZE => Allocate::KeepSize,
+        _ if mode == PUNCH_HOLE | KEEP_SIZE => Allocate::PunchHole,
+        ZERO_RANGE => Allocate::Zero,
+        _ if mode == ZERO_RANGE | KEEP_SIZE => Allocate::ZeroKeepSize,
+        _ => {
+            let want = "0, 1, 3, 16 or 17";
+            return Err(Error::Stream(Refused::new("mode", Bits(mode.into()), want)));
+        }
+    };
+    let end = offset.checked_add(len).ok_or_else(|| {
+        Error::Stream(Refused::new("offset + length", "above 2^64", "at most 2^64"))
+    })?;
+    file.allocate(offset..end, how)
+}

@@ -1,0 +1,140 @@
+//! [`StreamReader`]: reads the commands of send streams one at a time.
+//!
+//! 1. At most one command is in memory.
+//! 2. The end of the input is an error, except where a stream may begin.
+
+use crate::{Error, Result};
+use butternut_format::refused::Refused;
+use butternut_format::stream::{
+    COMMAND_HEADER_BYTES, Command, STREAM_HEADER_BYTES, StreamVersion, command_bytes,
+};
+use butternut_format::units::length;
+use std::fmt;
+use std::io::{self, Read};
+
+/// The place of a command in the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommandPlace {
+    /// The number of the command, from 1; 0 for the header of a stream.
+    pub number: u64,
+    /// Offset of its first byte.
+    pub offset: u64,
+}
+
+/// Reads send streams. The input is read in small pieces: wrap a file in a
+/// [`BufReader`](std::io::BufReader).
+#[derive(Debug)]
+pub struct StreamReader<R> {
+    input: R,
+    /// The version of the stream that has begun.
+    version: Option<StreamVersion>,
+    streams: u64,
+    place: CommandPlace,
+    /// Offset of the next byte.
+    offset: u64,
+    buf: Vec<u8>,
+}
+
+impl fmt::Display for CommandPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.number {
+            0 => write!(f, "header of the stream at byte {}", self.offset),
+            number => write!(f, "command {number} at byte {}", self.offset),
+        }
+    }
+}
+
+impl<R: Read> StreamReader<R> {
+    pub fn new(input: R) -> Self {
+        let place = CommandPlace { number: 0, offset: 0 };
+        Self { input, version: None, streams: 0, place, offset: 0, buf: Vec::new() }
+    }
+
+    /// Returns whether another stream begins, after reading its header; `None` at the end of the
+    /// input after at least one stream.
+    ///
+    /// # Errors
+    /// [`Error::Receive`]: the input has no stream, or is damaged, or cannot be read.
+    pub fn next_stream(&mut self) -> Result<Option<StreamVersion>> {
+        self.place = CommandPlace { number: 0, offset: self.offset };
+        self.version = None;
+        let read = self.fill(0, STREAM_HEADER_BYTES)?;
+        if read == 0 && self.streams > 0 {
+            return Ok(None);
+        }
+        let header = self.buf.first_chunk::<STREAM_HEADER_BYTES>();
+        let header = header.filter(|_| read == STREAM_HEADER_BYTES);
+        let header = header.ok_or_else(|| {
+            Refused::new("bytes", read, format_args!("{STREAM_HEADER_BYTES}, the input ends"))
+        });
+        let version = header.and_then(StreamVersion::decode);
+        let version = version.map_err(|refused| self.failed(Error::Stream(refused)))?;
+        self.streams += 1;
+        self.version = Some(version);
+        Ok(Some(version))
+    }
+
+    /// Reads the next command of the stream.
+    ///
+    /// # Errors
+    /// [`Error::Receive`]: the command is damaged or unknown, the input ends, or cannot be read.
+    pub fn next_command(&mut self) -> Result<(CommandPlace, Command<'_>)> {
+        self.place.number += 1;
+        self.place.offset = self.offset;
+        let version = self.version.ok_or(Error::InvalidArgument { what: "no stream has begun" })?;
+        self.read_command(version)?;
+        let place = self.place;
+        let decoded = Command::decode(version, &self.buf);
+        let command = decoded.map_err(|refused| at(place, Error::Stream(refused)))?;
+        if command == Command::End {
+            self.version = None;
+        }
+        Ok((place, command))
+    }
+
+    /// Reads the bytes of one command into the buffer.
+    fn read_command(&mut self, version: StreamVersion) -> Result<()> {
+        let read = self.fill(0, COMMAND_HEADER_BYTES)?;
+        let header = self.buf.first_chunk::<COMMAND_HEADER_BYTES>();
+        let Some(header) = header.filter(|_| read == COMMAND_HEADER_BYTES) else {
+            let want = "a command: the stream ends without an end command";
+            let refused = Refused::new("bytes", read, want);
+            return Err(self.failed(Error::Stream(refused)));
+        };
+        let bytes = command_bytes(version, header);
+        let bytes = bytes.map_err(|refused| self.failed(Error::Stream(refused)))?;
+        let read = COMMAND_HEADER_BYTES + self.fill(COMMAND_HEADER_BYTES, bytes)?;
+        if read < bytes {
+            let refused = Refused::new("bytes", read, format_args!("{bytes}, the input ends"));
+            return Err(self.failed(Error::Stream(refused)));
+        }
+        Ok(())
+    }
+
+    /// Fills the buffer from byte `from` up to `to`, its new length. Returns the number of bytes
+    /// read: fewer only where the input ends.
+    fn fill(&mut self, from: usize, to: usize) -> Result<usize> {
+        self.buf.resize(to, 0);
+        let mut rest = &mut self.buf[from..];
+        let wanted = rest.len();
+        while !rest.is_empty() {
+            match self.input.read(rest) {
+                Ok(0) => break,
+                Ok(read) => rest = &mut rest[read..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(at(self.place, Error::StreamInput(error))),
+            }
+        }
+        let read = wanted - rest.len();
+        self.offset += length(read);
+        Ok(read)
+    }
+
+    fn failed(&self, source: Error) -> Error {
+        at(self.place, source)
+    }
+}
+
+fn at(place: CommandPlace, source: Error) -> Error {
+    Error::Receive { place, what: "reading".to_owned(), source: Box::new(source) }
+}
