@@ -11,6 +11,7 @@ mod mkfs;
 mod modify;
 mod mount;
 mod read;
+mod send;
 mod subvolume;
 mod volume;
 
@@ -31,6 +32,7 @@ pub(crate) use read::{
     CatArgs, DuArgs, ExportArgs, FilesystemCommand, FindArgs, ListSort, LsArgs, StatArgs,
     SubvolumeListArgs, SubvolumeShowArgs, UnitArgs, UsageArgs, UsageTableArgs, VolumesArgs,
 };
+pub(crate) use send::SendArgs;
 pub(crate) use subvolume::{
     PropertyCommand, PropertyGetArgs, PropertySetArgs, SubvolumeCommand, SubvolumeCreateArgs,
     SubvolumeDeleteArgs, SubvolumeSetDefaultArgs, SubvolumeSnapshotArgs,
@@ -370,6 +372,9 @@ pub(crate) enum Command {
     /// Show, create and delete subvolumes and snapshots
     #[command(subcommand, visible_alias = "sub")]
     Subvolume(SubvolumeCommand),
+    /// Write a subvolume, or its difference to another one, as a stream for `btrfs receive`
+    #[command(after_help = send::SEND_HELP)]
+    Send(SendArgs),
     /// Get and set properties of subvolumes
     #[command(subcommand)]
     Property(PropertyCommand),

@@ -24,6 +24,7 @@ mod per_path;
 mod progress;
 mod property;
 mod rm;
+mod send;
 mod setfattr;
 mod stat;
 mod stats;
@@ -64,6 +65,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Getfattr(args) => getfattr::run(global, args, out),
         Command::Trim(args) => trim::run(global, args, out),
         Command::Subvolume(command) => subvolume::run(global, command, out),
+        Command::Send(args) => send::run(global, args, out),
         Command::Property(PropertyCommand::Get(args)) => property::get(global, args, out),
         Command::Property(PropertyCommand::Set(args)) => property::set(global, args, out),
         Command::Filesystem(FilesystemCommand::Show(args)) => {
