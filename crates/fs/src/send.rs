@@ -6,6 +6,7 @@
 //! names      create, move, link, unlink, rmdir, until all names are those of the subvolume
 //! attributes for each inode: extended attributes, owner, mode, times
 //! contents   the data of a file             -> output: encoded commands
+//! clones     files of the receiver that have a part of it
 //! paths      where the receiver has an inode at this moment
 //! ```
 //!
@@ -22,6 +23,7 @@
 //! 5. Memory grows with the number of inodes that differ, and not with the size of files.
 
 mod attributes;
+mod clones;
 mod compare;
 mod contents;
 mod inodes;
@@ -32,7 +34,8 @@ mod paths;
 use crate::{Error, Filesystem, Result, SubvolumeInfo};
 use butternut_format::stream::{Command, StreamVersion};
 use butternut_format::uuid::Uuid;
-use contents::Contents;
+use clones::{CloneSource, Clones};
+use contents::{Contents, How};
 use inodes::Trees;
 use output::Output;
 use paths::Paths;
@@ -45,8 +48,13 @@ pub struct SendOptions {
     /// The subvolume that the receiver already has. Without it, the stream makes the whole
     /// subvolume.
     pub parent: Option<u64>,
+    /// Further subvolumes that the receiver already has: data that the subvolume shares with them,
+    /// or with the parent, is not sent.
+    pub clone_sources: Vec<u64>,
     /// Name the ranges of data that differ, and do not send the data.
     pub no_data: bool,
+    /// Send compressed data as it is stored. This needs version 2.
+    pub compressed_data: bool,
     /// Version of the protocol.
     pub protocol: SendProtocol,
 }
@@ -67,6 +75,20 @@ impl SendOptions {
     #[must_use]
     pub fn parent(mut self, parent: Option<u64>) -> Self {
         self.parent = parent;
+        self
+    }
+
+    /// Sets further subvolumes that the receiver already has.
+    #[must_use]
+    pub fn clone_sources(mut self, clone_sources: Vec<u64>) -> Self {
+        self.clone_sources = clone_sources;
+        self
+    }
+
+    /// Sets whether compressed data is sent as it is stored.
+    #[must_use]
+    pub fn compressed_data(mut self, compressed_data: bool) -> Self {
+        self.compressed_data = compressed_data;
         self
     }
 
@@ -91,6 +113,7 @@ impl Filesystem {
     ///
     /// # Errors
     /// [`Error::NoSubvolume`]; [`Error::NotPermitted`] for a subvolume that is writable;
+    /// [`Error::InvalidArgument`] for compressed data in version 1;
     /// [`Error::Unsupported`] if the volume is open for writing; [`Error::Output`] if the stream
     /// cannot be written; [`Error::Stream`] and [`Error::NameTooLong`] for an attribute or a path
     /// that is too long for the protocol; data or metadata that cannot be read.
@@ -102,6 +125,10 @@ impl Filesystem {
         }
         let new = self.sendable(subvolume)?;
         let old = options.parent.map(|parent| self.sendable(parent)).transpose()?;
+        if options.compressed_data && options.protocol == SendProtocol::One {
+            return Err(Error::InvalidArgument { what: "compressed data needs protocol 2" });
+        }
+        let clones = self.clones(&new, old.as_ref(), &options.clone_sources)?;
         let version = match options.protocol {
             SendProtocol::One => StreamVersion::One,
             SendProtocol::Two => StreamVersion::Two,
@@ -115,7 +142,8 @@ impl Filesystem {
         out.put(&first_command(&new, old.as_ref()))?;
         let touched = names::change_names(&mut paths, &mut out, &self.shared.source)?;
         let of = (old.map(|old| old.id), new.id);
-        let mut contents = Contents::new(self, of, version, options.no_data);
+        let how = How { no_data: options.no_data, compressed_data: options.compressed_data };
+        let mut contents = Contents::new(self, of, version, how, clones);
         attributes::send_inodes(&mut paths, &mut out, &mut contents, &touched)?;
         out.end()
     }
@@ -141,6 +169,31 @@ impl Filesystem {
         let nearest =
             siblings.min_by_key(|sibling| sibling.changed_generation.abs_diff(generation));
         Ok(nearest.map(|sibling| sibling.id))
+    }
+
+    /// Prepares the search for data that the receiver has.
+    fn clones(
+        &self,
+        new: &SubvolumeInfo,
+        old: Option<&SubvolumeInfo>,
+        others: &[u64],
+    ) -> Result<Clones<'_>> {
+        let mut sources = vec![self.clone_source(new)?];
+        for source in
+            old.into_iter().cloned().map(Ok).chain(others.iter().map(|id| self.sendable(*id)))
+        {
+            let source = source?;
+            if sources.iter().all(|known| known.id != source.id) {
+                sources.push(self.clone_source(&source)?);
+            }
+        }
+        Clones::new(self, sources)
+    }
+
+    fn clone_source(&self, info: &SubvolumeInfo) -> Result<CloneSource> {
+        let tree = self.subvolume_tree(info.id)?;
+        let (uuid, ctransid) = (uuid_of(info), info.changed_generation);
+        Ok(CloneSource { id: info.id, uuid, ctransid, tree })
     }
 
     /// Returns a subvolume that may be sent.

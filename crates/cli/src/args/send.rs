@@ -26,18 +26,22 @@ pub(crate) struct SendArgs {
     /// Send only what differs from this subvolume
     #[arg(short, long, value_name = "PATH")]
     pub(crate) parent: Option<OsString>,
-    /// A subvolume that the receiver has, and a candidate for the parent; may be repeated
+    /// A subvolume that the receiver has: data that it shares is not sent; may be repeated
     #[arg(short, long = "clone-source", value_name = "PATH", action = ArgAction::Append)]
     pub(crate) clone_sources: Vec<OsString>,
     /// Write the stream to a file
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Version of the stream: 2 has holes and creation times, and needs a receiver that knows it
-    #[arg(long, value_name = "N", default_value = "1", value_parser = ["1", "2"])]
-    pub(crate) proto: String,
+    /// [default: 1, and 2 with --compressed-data]
+    #[arg(long, value_name = "N", value_parser = ["1", "2"])]
+    pub(crate) proto: Option<String>,
     /// Name the changed ranges of files without their data; such a stream cannot be received
     #[arg(long)]
     pub(crate) no_data: bool,
+    /// Send compressed data as it is stored
+    #[arg(long)]
+    pub(crate) compressed_data: bool,
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
     /// Path of the subvolume; / is the root of VOLUME

@@ -23,9 +23,20 @@ pub(crate) fn run(global: &GlobalArgs, args: &SendArgs, out: &mut Output) -> Out
     }
     let opened = OpenVolume::from_arg(global, &args.volume)?;
     let subvolume = find(&opened, &args.subvolume)?;
-    let parent = parent(&opened, args, subvolume)?;
-    let protocol = if args.proto == "2" { SendProtocol::Two } else { SendProtocol::One };
-    let options = SendOptions::default().parent(parent).protocol(protocol).no_data(args.no_data);
+    let sources: Vec<u64> =
+        args.clone_sources.iter().map(|path| find(&opened, path)).collect::<Result<_, _>>()?;
+    let parent = parent(&opened, args, subvolume, &sources)?;
+    let protocol = match args.proto.as_deref() {
+        Some("2") => SendProtocol::Two,
+        None if args.compressed_data => SendProtocol::Two,
+        _ => SendProtocol::One,
+    };
+    let options = SendOptions::default()
+        .parent(parent)
+        .clone_sources(sources)
+        .protocol(protocol)
+        .no_data(args.no_data)
+        .compressed_data(args.compressed_data);
     let what = text::escaped(&text::bytes(&args.subvolume));
     match &args.file {
         None => opened
@@ -54,24 +65,23 @@ fn create(path: &Path) -> Result<BufWriter<File>, Failure> {
 /// Returns the id of the subvolume at a path.
 fn find(opened: &OpenVolume, path: &OsString) -> Result<u64, Failure> {
     let id = opened.resolve(path, Follow::Last)?;
-    if id.is_subvolume_root() {
-        Ok(id.subvolume)
-    } else {
-        Err(not_a_subvolume(&text::bytes(path)))
-    }
+    if id.is_subvolume_root() { Ok(id.subvolume) } else { Err(not_a_subvolume(&text::bytes(path))) }
 }
 
 /// Returns the parent that was named, or one of the clone sources.
-fn parent(opened: &OpenVolume, args: &SendArgs, subvolume: u64) -> Result<Option<u64>, Failure> {
+fn parent(
+    opened: &OpenVolume,
+    args: &SendArgs,
+    subvolume: u64,
+    sources: &[u64],
+) -> Result<Option<u64>, Failure> {
     if let Some(path) = &args.parent {
         return find(opened, path).map(Some);
     }
-    if args.clone_sources.is_empty() {
+    if sources.is_empty() {
         return Ok(None);
     }
-    let sources: Vec<u64> =
-        args.clone_sources.iter().map(|path| find(opened, path)).collect::<Result<_, _>>()?;
-    let best = opened.filesystem.best_parent(subvolume, &sources);
+    let best = opened.filesystem.best_parent(subvolume, sources);
     let best = best.map_err(|error| opened.failure(&error))?;
     let what = text::escaped(&text::bytes(&args.subvolume));
     best.map(Some).ok_or_else(|| {

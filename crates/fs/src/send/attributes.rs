@@ -84,7 +84,7 @@ fn send_inode(
     touch: Option<&Touched>,
 ) -> Result<()> {
     let path = paths.of_new_inode(ino)?;
-    let trees = &paths.trees;
+    let trees = paths.trees.clone();
     let is_kept = changed.is_none_or(|changed| changed.is_kept);
     let missing = || corrupt(&trees.new, ino, "none", "an inode");
     let new = names::inode(&trees.new, Ino(ino))?.ok_or_else(missing)?;
@@ -111,7 +111,7 @@ fn send_inode(
     let resized = subject.old.is_none_or(|old| old.size != new.size);
     let has_written = new.kind == FileKind::File
         && (has_data || resized)
-        && contents.send(out, ino, subject.old.is_some(), &path)?;
+        && contents.send(out, paths, (ino, &path), subject.old.is_some())?;
     let is_owned = subject.put_owner(out)?;
     subject.put_mode(out, acl_is_set, is_owned || has_written)?;
     subject.put_capability(out, &trees.new, is_owned || has_written)?;

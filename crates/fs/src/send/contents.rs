@@ -15,13 +15,17 @@
 //! 1. Preallocated ranges are holes, as in the kernel's send.
 //! 2. The block in which the parent's file ends is sent if the file grows: what that block has after
 //!    the end does not count in the parent, and counts in the new subvolume.
-//! 3. Memory: one command's data.
+//! 3. Data that the receiver already has is cloned ([`Clones`]). Of the rest, compressed extents are
+//!    sent as they are stored, if the caller wants that.
+//! 4. Memory: one command's data.
 
-use crate::file::{Extent, ExtentKind, Extents};
+use crate::file::{Compression, Extent, ExtentKind, Extents};
+use crate::send::clones::{Clones, ExtentPart};
 use crate::send::output::Output;
+use crate::send::paths::Paths;
 use crate::{Error, File, FileId, Filesystem, Result};
-use butternut_format::stream::{Command, StreamVersion};
-use butternut_format::units::SECTOR_BYTES;
+use butternut_format::stream::{Command, StreamCompression, StreamVersion};
+use butternut_format::units::{Logical, SECTOR_BYTES};
 use std::ops::Range;
 
 /// Bytes of data of one command. In version 1 a command has at most 64 KiB.
@@ -36,17 +40,29 @@ pub(crate) struct Contents<'a> {
     filesystem: &'a Filesystem,
     new: u64,
     old: Option<u64>,
-    no_data: bool,
+    how: How,
+    clones: Clones<'a>,
     buffer: Vec<u8>,
 }
 
+/// How data is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub(crate) no_data: bool,
+    /// Compressed extents are sent as they are stored.
+    pub(crate) compressed_data: bool,
+}
+
 /// One file, and what the receiver has of it.
-struct Receiver<'a, 'b> {
+struct Receiver<'a, 'b, 'c> {
     out: &'a mut Output<'b>,
+    paths: &'a mut Paths,
+    clones: &'a mut Clones<'c>,
+    ino: u64,
     path: &'a [u8],
     file: File,
     old: Option<File>,
-    no_data: bool,
+    how: How,
     buffer: &'a mut [u8],
     /// The size that the file has at the receiver.
     reach: u64,
@@ -66,11 +82,12 @@ impl<'a> Contents<'a> {
         filesystem: &'a Filesystem,
         (old, new): (Option<u64>, u64),
         version: StreamVersion,
-        no_data: bool,
+        how: How,
+        clones: Clones<'a>,
     ) -> Self {
         let bytes = if version == StreamVersion::One { WRITE_BYTES_VERSION_1 } else { WRITE_BYTES };
         let bytes = usize::try_from(bytes).unwrap_or(0);
-        Self { filesystem, new, old, no_data, buffer: vec![0; bytes] }
+        Self { filesystem, new, old, how, clones, buffer: vec![0; bytes] }
     }
 
     /// Sends the data and the size of a file; the receiver has that of the parent if it is kept.
@@ -78,9 +95,9 @@ impl<'a> Contents<'a> {
     pub(crate) fn send(
         &mut self,
         out: &mut Output<'_>,
-        ino: u64,
+        paths: &mut Paths,
+        (ino, path): (u64, &[u8]),
         is_kept: bool,
-        path: &[u8],
     ) -> Result<bool> {
         let open = |subvolume| self.filesystem.open_file(FileId::new(subvolume, ino));
         let file = open(self.new)?;
@@ -88,10 +105,13 @@ impl<'a> Contents<'a> {
         let reach = old.as_ref().map_or(0, File::len);
         let mut receiver = Receiver {
             out,
+            paths,
+            clones: &mut self.clones,
+            ino,
             path,
             file,
             old,
-            no_data: self.no_data,
+            how: self.how,
             buffer: &mut self.buffer,
             reach,
             pending: 0..0,
@@ -105,7 +125,7 @@ impl<'a> Contents<'a> {
     }
 }
 
-impl Receiver<'_, '_> {
+impl Receiver<'_, '_, '_> {
     /// Step 1.
     fn cut(&mut self) -> Result<()> {
         let Some(old) = &self.old else { return Ok(()) };
@@ -158,7 +178,12 @@ impl Receiver<'_, '_> {
                 if is_same && (is_hole || part.start < same_until || old.is_none()) {
                     continue;
                 }
-                self.send_range(part, is_hole)?;
+                if is_hole {
+                    self.write_pending()?;
+                    self.zero(part)?;
+                } else {
+                    self.send_data(&extent, part)?;
+                }
             }
         }
         Ok(())
@@ -198,18 +223,89 @@ impl Receiver<'_, '_> {
         Ok(bytes)
     }
 
-    fn send_range(&mut self, range: Range<u64>, is_hole: bool) -> Result<()> {
-        if is_hole {
-            self.write_pending()?;
-            return self.zero(range);
+    /// Sends a part of an extent with data.
+    fn send_data(&mut self, extent: &Extent, mut part: Range<u64>) -> Result<()> {
+        while let Some(cloned) = self.clone_front(extent, &part)? {
+            part.start = cloned;
         }
-        if self.pending.end != range.start || self.pending.is_empty() {
-            self.write_pending()?;
-            self.pending = range;
-        } else {
-            self.pending.end = range.end;
+        if part.is_empty() || self.write_compressed(extent, &part)? {
+            return Ok(());
         }
+        if self.pending.end == part.start && !self.pending.is_empty() {
+            self.pending.end = part.end;
+            return Ok(());
+        }
+        self.write_pending()?;
+        self.pending = part;
         Ok(())
+    }
+
+    /// Clones the beginning of a part that the receiver has in another file. Returns where the rest
+    /// starts; `None` if nothing was cloned.
+    fn clone_front(&mut self, extent: &Extent, part: &Range<u64>) -> Result<Option<u64>> {
+        let ExtentKind::Regular { logical, extent_offset, .. } = extent.kind else {
+            return Ok(None);
+        };
+        let bytes = part.end.saturating_sub(part.start);
+        if self.how.no_data || bytes < SECTOR_BYTES || !part.start.is_multiple_of(SECTOR_BYTES) {
+            return Ok(None);
+        }
+        let start = extent_offset.saturating_add(part.start.saturating_sub(extent.offset));
+        let wanted = ExtentPart { logical: Logical(logical), start, bytes };
+        let Some(found) = self.clones.find(self.paths, self.ino, wanted)? else { return Ok(None) };
+        self.write_pending()?;
+        self.out.put(&Command::Clone {
+            path: self.path,
+            offset: part.start,
+            len: found.bytes,
+            clone_uuid: found.uuid,
+            clone_ctransid: found.ctransid,
+            clone_path: &found.path,
+            clone_offset: found.offset,
+        })?;
+        let end = part.start.saturating_add(found.bytes);
+        self.reach = self.reach.max(end);
+        self.has_written = true;
+        Ok(Some(end))
+    }
+
+    /// Sends a part of a compressed extent as it is stored, if the caller wants that. Returns
+    /// whether it was sent.
+    fn write_compressed(&mut self, extent: &Extent, part: &Range<u64>) -> Result<bool> {
+        let ExtentKind::Regular { logical, disk_bytes, ram_bytes, extent_offset, compression } =
+            extent.kind
+        else {
+            return Ok(false);
+        };
+        let compression = match compression {
+            Compression::None => return Ok(false),
+            Compression::Zlib => StreamCompression::Zlib,
+            Compression::Lzo => StreamCompression::Lzo4K,
+            Compression::Zstd => StreamCompression::Zstd,
+        };
+        if !self.how.compressed_data
+            || self.how.no_data
+            || !part.start.is_multiple_of(SECTOR_BYTES)
+            || !part.end.is_multiple_of(SECTOR_BYTES) && part.end < self.reach.max(self.file.len())
+        {
+            return Ok(false);
+        }
+        self.write_pending()?;
+        let data = self.file.read_stored(part.start, logical, disk_bytes)?;
+        self.out.put(&Command::EncodedWrite {
+            path: self.path,
+            offset: part.start,
+            unencoded_file_len: part.end.saturating_sub(part.start),
+            unencoded_len: ram_bytes,
+            unencoded_offset: extent_offset
+                .saturating_add(part.start.saturating_sub(extent.offset)),
+            compression,
+            encryption: 0,
+            data: &data,
+        })?;
+        self.reach = self.reach.max(part.end);
+        self.has_written = true;
+        Ok(true)
     }
 
     fn write_pending(&mut self) -> Result<()> {
@@ -218,7 +314,7 @@ impl Receiver<'_, '_> {
             return Ok(());
         }
         self.reach = self.reach.max(range.end);
-        if self.no_data {
+        if self.how.no_data {
             return self.update_extent(&range);
         }
         for part in parts(range, self.buffer.len()) {
@@ -237,7 +333,7 @@ impl Receiver<'_, '_> {
         if range.is_empty() {
             return Ok(());
         }
-        if self.no_data {
+        if self.how.no_data {
             return self.update_extent(&range);
         }
         self.has_written = true;
@@ -269,7 +365,7 @@ impl Receiver<'_, '_> {
     /// Step 3.
     fn extend(&mut self) -> Result<()> {
         let size = self.file.len();
-        if self.reach == size && !self.no_data { Ok(()) } else { self.truncate(size) }
+        if self.reach == size && !self.how.no_data { Ok(()) } else { self.truncate(size) }
     }
 }
 
