@@ -153,14 +153,14 @@ fn snapshots_of_known_hard_cases_are_received() {
     if !kernel_is_here() {
         return;
     }
-    let mut script = String::new();
-    for (number, (before, after)) in CASES.iter().enumerate() {
-        script += &format!(
+    let script = |(number, (before, after)): (usize, &(&str, &str))| {
+        format!(
             "btrfs -q subvolume create w{number}; (cd w{number}; {before})
              btrfs -q subvolume snapshot -r w{number} a{number}; (cd w{number}; {after})
              btrfs -q subvolume snapshot -r w{number} b{number}\n"
-        );
-    }
+        )
+    };
+    let script = CASES.iter().enumerate().map(script).collect::<Vec<_>>().concat();
     let pair = Pair::of(KernelImage::make(1, &[], "noatime", &script));
     let mut names = Vec::new();
     for (number, _) in (0_u64..).zip(CASES) {

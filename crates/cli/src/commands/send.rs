@@ -92,11 +92,13 @@ fn parent(
 
 /// Converts an error of a stream; `to` is where it was written.
 fn failure(what: &str, to: &str, error: Error) -> Failure {
-    match error {
-        Error::Output(error) if to == "stdout" => error.into(),
-        Error::Output(error) => Failure::io(to, &error),
-        error @ Error::NotPermitted { .. } => Failure::of(what, &error)
-            .hint("`butternut property set VOLUME PATH ro true`, or send a snapshot (-r)"),
-        error => Failure::of(what, &error),
+    if let Error::Output(error) = error {
+        return if to == "stdout" { error.into() } else { Failure::io(to, &error) };
     }
+    let failure = Failure::of(what, &error);
+    if matches!(error, Error::NotPermitted { .. }) {
+        return failure
+            .hint("`butternut property set VOLUME PATH ro true`, or send a snapshot (-r)");
+    }
+    failure
 }

@@ -36,5 +36,6 @@ mod mount_start;
 mod node_ids;
 mod other_users_mount;
 mod rescued_reads;
+mod send;
 mod subvolumes;
 mod unresponsive;

@@ -154,10 +154,10 @@ impl<'a> Side<'a> {
             self.advance();
             return Ok(());
         };
-        // Beyond the child, the parent goes on with the next slot.
         let depth = self.steps.len();
         self.enter(&child)?;
         if self.steps.len() == depth {
+            // The child has no slots.
             self.advance();
         }
         Ok(())

@@ -210,17 +210,11 @@ impl Receiver<'_, '_, '_> {
                     && into(extent_offset, new.offset) == into(old_extent_offset, old.offset)
             }
             (ExtentKind::Inline { .. }, ExtentKind::Inline { .. }) => {
-                self.inline_data(&self.file)?
-                    == self.old.as_ref().map_or(Ok(Vec::new()), |old| self.inline_data(old))?
+                let old = self.old.as_ref().map(first_block).transpose()?;
+                old == Some(first_block(&self.file)?)
             }
             _ => false,
         })
-    }
-
-    fn inline_data(&self, file: &File) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; usize::try_from(file.len().min(SECTOR_BYTES)).unwrap_or(0)];
-        file.read_exact_at(0, &mut bytes)?;
-        Ok(bytes)
     }
 
     /// Sends a part of an extent with data.
@@ -392,6 +386,13 @@ fn holds_data(extent: &Extent) -> bool {
 
 fn end_of(extent: &Extent) -> u64 {
     extent.offset.saturating_add(extent.bytes)
+}
+
+/// Returns the data of a file in its first block.
+fn first_block(file: &File) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(file.len().min(SECTOR_BYTES)).unwrap_or(0)];
+    read_exact(file, 0, &mut bytes)?;
+    Ok(bytes)
 }
 
 /// Cuts a range into parts of at most `bytes_max` bytes.

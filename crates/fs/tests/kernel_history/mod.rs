@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
+use std::fmt::Write;
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
@@ -271,7 +272,7 @@ pub(crate) fn describe(root: &Path) -> BTreeMap<PathBuf, String> {
             meta.mtime_nsec(),
         );
         if kind.is_char_device() || kind.is_block_device() {
-            line += &format!(" device {:#x}", meta.rdev());
+            write!(line, " device {:#x}", meta.rdev()).unwrap();
         }
         line += &xattrs(&at);
         if kind.is_dir() {
@@ -282,13 +283,13 @@ pub(crate) fn describe(root: &Path) -> BTreeMap<PathBuf, String> {
             pending.extend(below.iter().map(|name| path.join(name)));
         } else {
             let first = groups.entry(meta.ino()).or_insert_with(|| path.clone());
-            line += &format!(" size {} as {}", meta.len(), first.display());
+            write!(line, " size {} as {}", meta.len(), first.display()).unwrap();
         }
         if kind.is_file() {
-            line += &format!(" data {:016x}", hash(&at));
+            write!(line, " data {:016x}", hash(&at)).unwrap();
         }
         if kind.is_symlink() {
-            line += &format!(" -> {}", fs::read_link(&at).unwrap().display());
+            write!(line, " -> {}", fs::read_link(&at).unwrap().display()).unwrap();
         }
         found.insert(path, line);
     }
@@ -306,13 +307,17 @@ fn xattrs(path: &Path) -> String {
         let bytes = rustix::fs::lgetxattr(path, name.as_os_str(), &mut value[..]).unwrap();
         all.insert(name, value[..bytes].escape_ascii().to_string());
     }
-    all.iter().map(|(name, value)| format!(" {}={value}", name.display())).collect()
+    let mut text = String::new();
+    for (name, value) in all {
+        write!(text, " {}={value}", name.display()).unwrap();
+    }
+    text
 }
 
 fn hash(path: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
     let mut bytes = Vec::new();
     File::open(path).unwrap().read_to_end(&mut bytes).unwrap();
-    hasher.write(&bytes);
+    Hasher::write(&mut hasher, &bytes);
     hasher.finish()
 }
