@@ -12,6 +12,7 @@ mod modify;
 mod mount;
 mod read;
 mod receive;
+mod send;
 mod subvolume;
 mod volume;
 
@@ -33,6 +34,7 @@ pub(crate) use read::{
     SubvolumeListArgs, SubvolumeShowArgs, UnitArgs, UsageArgs, UsageTableArgs, VolumesArgs,
 };
 pub(crate) use receive::ReceiveArgs;
+pub(crate) use send::SendArgs;
 pub(crate) use subvolume::{
     PropertyCommand, PropertyGetArgs, PropertySetArgs, SubvolumeCommand, SubvolumeCreateArgs,
     SubvolumeDeleteArgs, SubvolumeSetDefaultArgs, SubvolumeSnapshotArgs,
@@ -378,6 +380,9 @@ pub(crate) enum Command {
     /// Make the subvolumes of a send stream
     #[command(after_help = receive::RECEIVE_HELP)]
     Receive(ReceiveArgs),
+    /// Write a subvolume, or its difference to another one, as a stream for `btrfs receive`
+    #[command(after_help = send::SEND_HELP)]
+    Send(SendArgs),
     /// Get and set properties of subvolumes
     #[command(subcommand)]
     Property(PropertyCommand),

@@ -26,6 +26,7 @@ mod progress;
 mod property;
 mod receive;
 mod rm;
+mod send;
 mod setfattr;
 mod stat;
 mod stats;
@@ -67,6 +68,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Trim(args) => trim::run(global, args, out),
         Command::Subvolume(command) => subvolume::run(global, command, out),
         Command::Receive(args) => receive::run(global, args, out),
+        Command::Send(args) => send::run(global, args, out),
         Command::Property(PropertyCommand::Get(args)) => property::get(global, args, out),
         Command::Property(PropertyCommand::Set(args)) => property::set(global, args, out),
         Command::Filesystem(FilesystemCommand::Show(args)) => {

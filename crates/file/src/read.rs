@@ -12,6 +12,7 @@
 //! The contents of a buffer after the bytes that a read reports are undefined.
 
 pub(crate) mod decompress;
+mod stored;
 pub(crate) mod stream;
 
 use crate::compress::{Origin, decompress};

@@ -68,6 +68,8 @@ impl Error {
             Self::Denied { .. } => code::EACCES,
             Self::Busy => code::EBUSY,
             Self::ReadOnly { .. } => code::EROFS,
+            Self::TooLongToSend(_) => code::EOVERFLOW,
+            Self::StreamOutput(source) => source.raw_os_error().unwrap_or(code::EIO),
             Self::NoTree { .. }
             | Self::Corrupt { .. }
             | Self::Commit(_)
@@ -239,6 +241,8 @@ mod tests {
             Error::Receive { place, what: "write f".into(), source: Box::new(Error::Exists) },
             Error::Stream(refused()),
             Error::StreamInput(std::io::Error::other("no input")),
+            Error::StreamOutput(std::io::Error::from_raw_os_error(32)),
+            Error::TooLongToSend(refused()),
             Error::Names(NamesError::TooMany { what: "names", limit: 9 }),
             Error::File(FileError::Tree(std::sync::Arc::new(corrupt()))),
         ]
@@ -260,6 +264,8 @@ mod tests {
             | Error::File(_) => 5,
             Error::LimitExceeded { .. } | Error::Names(_) => 7,
             Error::NotPermitted { .. } => 1,
+            Error::StreamOutput(_) => 32,
+            Error::TooLongToSend(_) => 75,
             Error::Workers(_) | Error::Committer(_) | Error::WouldBlock => 11,
             Error::NoMemory => 12,
             Error::Denied { .. } => 13,
@@ -286,7 +292,7 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 36, "one of each variant");
+        assert_eq!(kinds.len(), 38, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }

@@ -137,6 +137,12 @@ pub enum Error {
     /// A send stream that cannot be read.
     #[error("the stream cannot be read")]
     StreamInput(#[source] std::io::Error),
+    /// A stream that cannot be written to its destination.
+    #[error("the stream cannot be written")]
+    StreamOutput(#[source] std::io::Error),
+    /// A command that does not fit into a stream: a path or an attribute is too long for it.
+    #[error("a command does not fit into the stream")]
+    TooLongToSend(#[source] Refused),
     /// Changes that can never be written: the volume is read-only from now on.
     #[error("changes cannot be committed")]
     Commit(#[source] TreeError),

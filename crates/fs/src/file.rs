@@ -32,7 +32,8 @@ use crate::{Error, FileId, FileKind, Filesystem, NewInode, Result, Stat};
 use butternut_file::{
     self as data, ErrorCursor, FileView, Mapping, MappingKind, Mappings, Source, Stream,
 };
-use butternut_format::units::Ino;
+use butternut_format::file_extent::DiskExtent;
+use butternut_format::units::{Ino, Logical};
 use butternut_pages::CacheMode;
 use butternut_sys::wait::Wait;
 use butternut_tree::PanicWatch;
@@ -349,6 +350,13 @@ impl File {
 
     pub(crate) fn stability(&self) -> crate::DirectStability {
         self.filesystem.tunables().direct_stability
+    }
+
+    /// Reads the data extent that a range of the file at `offset` refers to, as it is stored:
+    /// compressed, if it is compressed.
+    pub(crate) fn read_stored(&self, offset: u64, logical: u64, bytes: u64) -> Result<Vec<u8>> {
+        let extent = DiskExtent { logical: Logical(logical), bytes };
+        Ok(self.source().read_stored(self.view(), offset, extent)?)
     }
 
     /// Reads for a request in flight, which shares the file already.

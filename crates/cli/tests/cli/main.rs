@@ -37,6 +37,7 @@ mod node_ids;
 mod other_users_mount;
 mod receive;
 mod rescued_reads;
+mod send;
 mod subvolumes;
 mod subvolumes_mounted;
 mod unresponsive;

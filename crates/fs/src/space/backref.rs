@@ -14,7 +14,7 @@
 //! Laws:
 //!
 //! 1. A walk visits a block once, and the search for the references to one extent visits at most
-//!    [`VISITS_MAX`] blocks and items.
+//!    [`VISITS_MAX`] blocks and items, or fewer if its caller wants.
 //! 2. References that lead to no block (of a tree that is being deleted) are skipped.
 
 use crate::inspect::Block;
@@ -53,6 +53,7 @@ pub(crate) struct Backrefs<'a> {
     extent_tree: Tree,
     roots_of: HashMap<Logical, Arc<[u64]>>,
     visits: u64,
+    visits_max: u64,
 }
 
 enum Parent {
@@ -63,8 +64,14 @@ enum Parent {
 
 impl<'a> Backrefs<'a> {
     pub(crate) fn new(filesystem: &'a Filesystem) -> Result<Self> {
+        Self::with_limit(filesystem, VISITS_MAX)
+    }
+
+    /// Prepares searches that visit at most `visits_max` blocks and items each. The roots of so
+    /// many leaves are cached.
+    pub(crate) fn with_limit(filesystem: &'a Filesystem, visits_max: u64) -> Result<Self> {
         let extent_tree = filesystem.extent_tree()?;
-        Ok(Self { filesystem, extent_tree, roots_of: HashMap::new(), visits: 0 })
+        Ok(Self { filesystem, extent_tree, roots_of: HashMap::new(), visits: 0, visits_max })
     }
 
     /// Returns the extent (data or tree block) that contains an address.
@@ -79,7 +86,7 @@ impl<'a> Backrefs<'a> {
         mut each: impl FnMut(ExtentRef) -> ControlFlow<()>,
     ) -> Result<()> {
         self.visits = 0;
-        for reference in extent.references(&self.extent_tree, VISITS_MAX)? {
+        for reference in extent.references(&self.extent_tree, self.visits_max)? {
             let flow = match reference {
                 Reference::Data(data) => self.refs_in_tree(extent, data, &mut each)?,
                 Reference::SharedData { leaf } => self.refs_in_leaf(extent, leaf, &mut each)?,
@@ -188,7 +195,7 @@ impl<'a> Backrefs<'a> {
             }
             self.visit(1)?;
             let Some(record) = ExtentRecord::at(&self.extent_tree, at)? else { continue };
-            for reference in record.references(&self.extent_tree, VISITS_MAX)? {
+            for reference in record.references(&self.extent_tree, self.visits_max)? {
                 match reference {
                     Reference::Block { tree } => match self.parent_of(tree, &record)? {
                         Parent::Root => {
@@ -203,6 +210,9 @@ impl<'a> Backrefs<'a> {
             }
         }
         let roots: Arc<[u64]> = roots.into_iter().collect();
+        if self.roots_of.len() as u64 >= self.visits_max {
+            self.roots_of.clear();
+        }
         self.roots_of.insert(block, Arc::clone(&roots));
         Ok(roots)
     }
@@ -243,8 +253,9 @@ impl<'a> Backrefs<'a> {
 
     fn visit(&mut self, count: u64) -> Result<()> {
         self.visits += count;
-        if self.visits > VISITS_MAX {
-            return Err(Error::LimitExceeded { what: "references to follow", limit: VISITS_MAX });
+        let limit = self.visits_max;
+        if self.visits > limit {
+            return Err(Error::LimitExceeded { what: "references to follow", limit });
         }
         Ok(())
     }

@@ -1,0 +1,49 @@
+//! Arguments of `send`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+
+use super::VolumeArgs;
+
+pub(crate) const SEND_HELP: &str = "\
+The stream is written to stdout, unless it is a terminal, or to FILE. `btrfs receive` applies it and
+makes a read-only subvolume with the same files. With -p, the stream contains only what differs from
+the parent, which the receiver must have received before. With -c and without -p, the parent is
+chosen among the clone sources: the subvolume that SUBVOLUME is a snapshot of, or else the snapshot
+of that one which is nearest in time.
+
+SUBVOLUME, the parent and the clone sources must be read-only. Not sent are the flags of files
+(chattr), preallocated space, and subvolumes inside SUBVOLUME. The volume must not be mounted for
+writing.
+
+    butternut send disk.img /snap1 | btrfs receive /mnt
+    butternut send -p /snap1 -f update.stream disk.img /snap2";
+
+#[derive(Debug, Args)]
+pub(crate) struct SendArgs {
+    /// Send only what differs from this subvolume
+    #[arg(short, long, value_name = "PATH")]
+    pub(crate) parent: Option<OsString>,
+    /// A subvolume that the receiver has: data that it shares is not sent; may be repeated
+    #[arg(short, long = "clone-source", value_name = "PATH", action = ArgAction::Append)]
+    pub(crate) clone_sources: Vec<OsString>,
+    /// Write the stream to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Version of the stream: 2 has holes and creation times, and needs a receiver that knows it
+    /// [default: 1, and 2 with --compressed-data]
+    #[arg(long, value_name = "N", value_parser = ["1", "2"])]
+    pub(crate) proto: Option<String>,
+    /// Name the changed ranges of files without their data; such a stream cannot be received
+    #[arg(long)]
+    pub(crate) no_data: bool,
+    /// Send compressed data as it is stored
+    #[arg(long)]
+    pub(crate) compressed_data: bool,
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// Path of the subvolume; / is the root of VOLUME
+    pub(crate) subvolume: OsString,
+}

@@ -1,0 +1,40 @@
+//! [`Output`]: encodes the commands of a stream, and writes them to the caller's writer.
+
+use crate::{Error, Result};
+use butternut_format::stream::{Command, StreamVersion};
+use std::io::Write;
+
+/// The stream as it is written. It keeps the bytes of one command at a time.
+pub(crate) struct Output<'a> {
+    to: &'a mut dyn Write,
+    version: StreamVersion,
+    bytes: Vec<u8>,
+}
+
+impl<'a> Output<'a> {
+    /// Writes the header of the stream.
+    pub(crate) fn begin(to: &'a mut dyn Write, version: StreamVersion) -> Result<Self> {
+        to.write_all(&version.encode()).map_err(Error::StreamOutput)?;
+        Ok(Self { to, version, bytes: Vec::new() })
+    }
+
+    pub(crate) fn version(&self) -> StreamVersion {
+        self.version
+    }
+
+    /// Writes a command.
+    ///
+    /// # Errors
+    /// [`Error::StreamOutput`]; [`Error::TooLongToSend`] if a path or a value is too long for the version.
+    pub(crate) fn put(&mut self, command: &Command<'_>) -> Result<()> {
+        self.bytes.clear();
+        command.encode(self.version, &mut self.bytes).map_err(Error::TooLongToSend)?;
+        self.to.write_all(&self.bytes).map_err(Error::StreamOutput)
+    }
+
+    /// Writes the end of the stream.
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.put(&Command::End)?;
+        self.to.flush().map_err(Error::StreamOutput)
+    }
+}
