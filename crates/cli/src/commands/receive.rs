@@ -54,6 +54,9 @@ fn to_volume(
     if transaction.stat(dir, path)?.kind != FileKind::Directory {
         return Err(failed(path, &butternut::Error::NotDirectory));
     }
+    // A receive that was interrupted may have left a subvolume whose space is needed.
+    let cleaned = transaction.filesystem().clean_subvolumes();
+    cleaned.map_err(|error| transaction.failure(&error))?;
     let received = transaction.filesystem().receive(dir, &mut input.stream, input.end);
     let received = received.map_err(|error| Failure::of(input.name, &error))?;
     for subvolume in &received {
@@ -82,8 +85,14 @@ impl Input {
             }
             None => ("stdin".to_owned(), Box::new(stdin())),
         };
-        let stream = StreamReader::new(BufReader::with_capacity(INPUT_BYTES, input));
-        let end = if args.end_command { StreamEnd::Command } else { StreamEnd::Input };
+        // What follows the end command is left to the next reader of the input: a read that is not
+        // smaller than the buffer bypasses it.
+        let (end, buffer_bytes) = if args.end_command {
+            (StreamEnd::Command, 1)
+        } else {
+            (StreamEnd::Input, INPUT_BYTES)
+        };
+        let stream = StreamReader::new(BufReader::with_capacity(buffer_bytes, input));
         Ok(Self { name, stream, end })
     }
 }

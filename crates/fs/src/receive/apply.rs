@@ -53,7 +53,9 @@ impl<'a> Receiver<'a> {
             drop(open);
             let deleted = self.filesystem.delete_subvolume(self.dir, &name);
             let cleaned = deleted.and_then(|_| self.filesystem.clean_subvolumes());
-            drop(cleaned);
+            // The caller may abandon what is not committed, and with it the space.
+            let committed = cleaned.and_then(|_| self.filesystem.sync());
+            drop(committed);
         }
     }
 
@@ -146,7 +148,13 @@ impl<'a> Receiver<'a> {
     fn find(&self, subvolume: u64, path: &[u8]) -> Result<FileId> {
         let names = components(path).map_err(Error::Stream)?;
         let root = FileId::root_of(subvolume);
-        names.into_iter().try_fold(root, |dir, name| self.filesystem.lookup(dir, name))
+        names.into_iter().try_fold(root, |dir, name| self.lookup(dir, name))
+    }
+
+    /// Returns the inode of a name. A subvolume inside the one that a stream names is not part of it.
+    fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
+        let found = self.filesystem.lookup(dir, name)?;
+        if found.subvolume == dir.subvolume { Ok(found) } else { Err(Error::CrossesSubvolumes) }
     }
 
     /// Returns the inode at a path of the current subvolume.
@@ -164,7 +172,7 @@ impl<'a> Receiver<'a> {
         let name = names.pop().ok_or_else(|| {
             Error::Stream(Refused::new("path", "the root of the subvolume", "a name in it"))
         })?;
-        let find = |dir, name: &[u8]| self.filesystem.lookup(dir, name);
+        let find = |dir, name: &[u8]| self.lookup(dir, name);
         Ok((names.into_iter().try_fold(root, find)?, name))
     }
 

@@ -83,9 +83,18 @@ impl<'a> Encoded<'a> {
 /// files could be shared.
 pub(super) fn clone_range(file: &File, to: u64, source: &File, from: Range<u64>) -> Result<()> {
     let bytes = from.end.saturating_sub(from.start);
-    let copied = file.copy_range(to, source, from.start, bytes)?;
-    let want = format_args!("{bytes}, the source ends").to_string();
-    require(copied == bytes, "CLONE_LEN", copied, want).map_err(Error::Stream)
+    let mut done = 0;
+    while done < bytes {
+        let at = |start: u64| start.saturating_add(done);
+        // A copy that is cut short has an error, or the source ends: the next one tells.
+        let copied = file.copy_range(at(to), source, at(from.start), bytes - done)?;
+        if copied == 0 {
+            let want = format_args!("{bytes}, the source ends").to_string();
+            return Err(Error::Stream(Refused::new("CLONE_LEN", done, want)));
+        }
+        done += copied;
+    }
+    Ok(())
 }
 
 /// Calls fallocate(2) with the flags `mode`.

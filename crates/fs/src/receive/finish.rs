@@ -17,6 +17,7 @@ impl Filesystem {
         let excluded = write_state.snapshots.exclude_writes();
         self.subvolume_tree(id)?;
         self.write_back_subvolume(write_state, id)?;
+        let alone = write_state.merges.write();
         let root = self.forest().root_item(TreeId(id))?;
         let (_, root) = root.ok_or_else(|| Error::NoSubvolume { what: id.to_string() })?;
         let received = |uuid: Uuid| (ItemType::UUID_RECEIVED_SUBVOL, uuid);
@@ -40,7 +41,8 @@ impl Filesystem {
             uuid_tree.remove(at_commit, old.as_slice(), TreeId(id))?;
             uuid_tree.add(at_commit, &new, TreeId(id))
         })?;
-        write_state.set_closed(id, true);
+        write_state.close_subvolume(id);
+        drop(alone);
         drop(excluded);
         Ok(())
     }

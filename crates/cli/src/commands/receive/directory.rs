@@ -102,7 +102,10 @@ fn apply_all(target: &mut Target, input: &mut Input) -> Result<(), Failure> {
     while input.stream.next_stream().map_err(failure)?.is_some() {
         loop {
             let (place, command) = input.stream.next_command().map_err(failure)?;
-            let Some(path) = command.path() else { break };
+            let Some(path) = command.path() else {
+                target.current = None;
+                break;
+            };
             target.apply(&command).map_err(|refusal| {
                 let (what, path) = (command.name(), path.escape_ascii());
                 Failure::new(name.clone(), format!("{place}: {what} {path}: {}", chain(&refusal)))
@@ -182,10 +185,16 @@ impl Target {
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
+    /// Returns the mode of a file. Without the owner that the stream names, a program must not run
+    /// as its owner or group.
+    fn permissions(&self, mode: u32) -> Mode {
+        Mode::from_raw_mode(mode & if self.is_root { 0o7777 } else { 0o1777 })
+    }
+
     fn make(&self, command: &Command<'_>) -> Result<(), Refusal> {
         let (dir, name) = self.name(command.path().unwrap_or_default())?;
         let node = |kind: FileType, mode: u32, device: u64| {
-            Ok(mknodat(&dir, name, kind, permissions(mode), device)?)
+            Ok(mknodat(&dir, name, kind, self.permissions(mode), device)?)
         };
         match *command {
             Command::Mkfile { .. } => {
@@ -273,7 +282,7 @@ impl Target {
                 // chmod(2) would follow a symlink: the descriptor is of the entry itself.
                 let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let entry = openat(&dir, name, flags, Mode::empty())?;
-                chmod(format!("/proc/self/fd/{}", entry.as_raw_fd()), permissions(mode))?;
+                chmod(format!("/proc/self/fd/{}", entry.as_raw_fd()), self.permissions(mode))?;
             }
             Command::Chown { uid, gid, .. } if self.is_root => {
                 // chown(2) takes u32::MAX as "unchanged".
@@ -328,10 +337,6 @@ fn copy(source: &File, from: u64, file: &File, to: u64, len: u64) -> Result<(), 
         done += u64::try_from(want).unwrap_or(u64::MAX);
     }
     Ok(())
-}
-
-fn permissions(mode: u32) -> Mode {
-    Mode::from_raw_mode(mode & 0o7777)
 }
 
 fn timespec(time: Time) -> Timespec {
