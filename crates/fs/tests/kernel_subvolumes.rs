@@ -178,7 +178,8 @@ fn a_snapshot_keeps_of_a_received_subvolume_what_the_kernel_keeps() {
     let script = "
         btrfs -q subvolume create src; echo 1 > src/file; btrfs -q subvolume snapshot -r src sent
         mkdir in; btrfs -q send sent | btrfs -q receive in
-        btrfs -q subvolume snapshot in/sent kernel_rw; btrfs -q subvolume snapshot -r in/sent kernel_ro";
+        btrfs -q subvolume snapshot in/sent kernel_rw
+        btrfs -q subvolume snapshot -r in/sent kernel_ro";
     let image = KernelImage::make(1, &[], "", script);
     let filesystem = open(&image, false);
     let (root, source) = (filesystem.root(), subvolume(&filesystem, "in/sent"));

@@ -171,12 +171,12 @@ struct RootDirectory {
 }
 
 impl RootDirectory {
-    /// Returns a root directory as the caller asks for it, for a subvolume that is made in `dir`.
+    /// Returns a root directory as the caller describes it, for a subvolume that is made in `dir`.
     fn inherit(parent: &Tree, dir: Ino, new: &NewInode) -> Result<Self> {
         let (kind, rdev) = (FileKind::Directory, DeviceNumber::default());
         let acl = Inheritance::read(parent, dir)?.acl;
-        let asked = new.permissions & 0o777 & !new.umask;
-        let permissions = names::inherit_acl(acl.as_ref(), kind, asked, 0).permissions;
+        let wanted = new.permissions & 0o777 & !new.umask;
+        let permissions = names::inherit_acl(acl.as_ref(), kind, wanted, 0).permissions;
         let root = Inheritance::read(parent, Ino(ROOT_DIRECTORY))?;
         let compression = names::inherited_compression(root.compression.as_deref(), kind);
         let property = compression.and_then(CompressionProperty::parse);

@@ -1,8 +1,8 @@
 //! [`ListedSubvolumes`]: the subvolumes whose directories are being listed.
 //!
 //! A listing ([`ReadDir`](crate::ReadDir)) reads the tree of its directory at each step. So the
-//! blocks of a deleted subvolume are not freed while it is listed (`subvolume::clean`). A listing is
-//! counted before it looks the tree up. A listing that the cleaner did not see finds no tree.
+//! blocks of a deleted subvolume are not freed while it is listed (`subvolume::clean`). A listing
+//! is counted before it looks the tree up. A listing that the cleaner did not see finds no tree.
 
 use crate::write_state::WriteState;
 use butternut_sys::lock::{Mutex, rank};
