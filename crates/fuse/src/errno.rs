@@ -20,6 +20,7 @@ impl Errno {
     pub(crate) const EBADF: Self = Self(9);
     pub(crate) const EACCES: Self = Self(13);
     pub(crate) const EFAULT: Self = Self(14);
+    pub(crate) const EBUSY: Self = Self(16);
     pub(crate) const EEXIST: Self = Self(17);
     pub(crate) const EXDEV: Self = Self(18);
     pub(crate) const ENOTDIR: Self = Self(20);

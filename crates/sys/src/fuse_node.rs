@@ -4,12 +4,11 @@
 //! has chosen. The kernel answers both calls here from memory, so the server itself may make them
 //! while it serves a request.
 
-use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 
 /// `FILEID_INO64_GEN` of `linux/exportfs.h`: two halves of the node id, the upper one first, and
 /// the generation.
@@ -31,19 +30,21 @@ struct Handle {
 /// # Errors
 /// The file does not exist, or is not on a FUSE filesystem (`InvalidData`).
 pub fn fuse_node(path: &Path) -> io::Result<((u32, u32), u64)> {
-    let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
-    let c_path = CString::new(path.as_os_str().as_bytes())?;
+    // One open, and both calls on it: the descriptor may be replaced meanwhile.
+    let file = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let status = statx(&file, "", flags, StatxFlags::empty())?;
     let mut handle = Handle { bytes: HANDLE_BYTES, kind: 0, words: [0; 3] };
     let mut mount_id = 0;
-    // SAFETY: the path ends with a zero byte; `handle` has the layout of `struct file_handle` and
+    // SAFETY: the descriptor is open, the path ends with a zero byte; `handle` has the layout of `struct file_handle` and
     // room for `bytes` bytes after its header; all live through the call.
     let answer = unsafe {
         libc::name_to_handle_at(
-            libc::AT_FDCWD,
-            c_path.as_ptr(),
+            file.as_raw_fd(),
+            c"".as_ptr(),
             (&raw mut handle).cast(),
             &raw mut mount_id,
-            libc::AT_SYMLINK_FOLLOW,
+            libc::AT_EMPTY_PATH,
         )
     };
     if answer != 0 {

@@ -88,7 +88,7 @@ pub fn read() -> io::Result<Vec<Mount>> {
 }
 
 /// Returns the mounts that another process sees, perhaps in another mount namespace.
-pub(crate) fn read_of(process: u32) -> io::Result<Vec<Mount>> {
+pub fn read_of(process: u32) -> io::Result<Vec<Mount>> {
     Ok(parse(&fs::read(format!("/proc/{process}/mountinfo"))?))
 }
 

@@ -77,7 +77,7 @@ pub fn create(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     Arguments::<ARGUMENT_BYTES>::new().put(NAME_AT, name)?.call(dir, SUBVOL_CREATE)
 }
 
-/// Creates a snapshot of the subvolume that contains `source` in a directory.
+/// Creates a snapshot of a subvolume in a directory. `source` is its root directory.
 ///
 /// # Errors
 /// As [`create`]; `EPERM` if the source belongs to another user, `EXDEV` for another volume.

@@ -33,6 +33,8 @@ pub(crate) fn is_path(argument: &OsStr, is_alone: bool) -> bool {
     match path.metadata() {
         Ok(found) if found.is_dir() => true,
         Ok(_) => is_alone && is_in_mount(&parent(path)),
+        // With paths behind it, it is the misspelt name of an image.
+        Err(_) if !is_alone && !argument.as_bytes().contains(&b'/') => false,
         Err(_) => {
             let mut above = path.ancestors().skip(1).map(|path| path.join("."));
             above.find(|path| path.is_dir()).is_some_and(|path| is_in_mount(&path))

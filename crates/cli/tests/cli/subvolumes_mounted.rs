@@ -79,6 +79,29 @@ try "$B" subvolume set-default dir/of-user
 try "$B" subvolume delete dir/of-user
 try "$B" subvolume set-default "$M" 5
 try "$B" subvolume delete dir/of-user dir/copy
+# A call that fails leaves what is mounted below the name.
+mkdir -p dir/x/deep
+mount -t tmpfs none dir/x/deep
+try user "$B" subvolume create dir/x
+try "$B" subvolume delete dir/x
+mountpoint -q dir/x/deep && echo "still mounted"
+umount dir/x/deep
+# Nothing is changed through a read-only mount.
+mkdir "$M.ro"
+mount --bind "$M" "$M.ro"
+mount -o remount,bind,ro "$M.ro"
+try user "$B" subvolume create "$M.ro/dir/through-ro"
+umount "$M.ro"
+# Immutable subvolumes, and files of deleted ones that are open.
+"$B" subvolume create ./fixed
+chattr +i fixed
+try "$B" subvolume delete ./fixed
+chattr -i fixed
+head -c 100000 /dev/zero > fixed/file
+exec 6< fixed/file
+try "$B" subvolume delete ./fixed
+wc -c <&6
+exec 6<&-
 id="$("$B" --json subvolume delete a/inner | tr -dc '[:alnum:]' )"
 echo "$id"
 try "$B" subvolume delete -i 256 "$M"

@@ -52,6 +52,20 @@ impl Filesystem {
     /// Writes the data of the dirty files of one subvolume back and merges it, as
     /// [`Self::write_back_all`].
     pub(crate) fn write_back_subvolume(&self, write_state: &WriteState, id: u64) -> Result<()> {
+        self.write_back_files(write_state, id, |_| true)
+    }
+
+    /// As [`Self::write_back_subvolume`], for files that are open.
+    pub(crate) fn write_back_open_files(&self, write_state: &WriteState, id: u64) -> Result<()> {
+        self.write_back_files(write_state, id, InodeEntry::is_pinned)
+    }
+
+    fn write_back_files(
+        &self,
+        write_state: &WriteState,
+        id: u64,
+        is_wanted: impl Fn(&InodeEntry) -> bool,
+    ) -> Result<()> {
         let mut result = Ok(());
         let mut from = FileId::new(id, 0);
         loop {
@@ -59,6 +73,7 @@ impl Filesystem {
             batch.retain(|entry| entry.id.subvolume == id);
             let Some(last) = batch.last() else { return result };
             from = FileId::new(id, last.id.ino.saturating_add(1));
+            batch.retain(|entry| is_wanted(entry));
             let written = self.write_back_batch(write_state, &batch, MergeScope::Whole);
             result = result.and(written);
         }

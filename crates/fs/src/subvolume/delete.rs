@@ -6,14 +6,15 @@
 //!    the root tree names it until its blocks are freed.
 //! 2. Nothing is written to its tree from then on: while operations that write and merges are
 //!    excluded, it is deleted, and then what memory has of it is dropped. Files in it that are
-//!    still open can be read until they are closed, and not written.
+//!    still open can be read until they are closed, and not written: what they have in memory only
+//!    is written back first.
 //! 3. A deletion that fails has changed nothing, in memory either.
 
 use crate::names::create::check_name;
+use crate::names::unlink::may_lose_entry;
 use crate::subvolume::uuid_tree::UuidTree;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Filesystem, Result};
-use butternut_format::inode::InodeFlags;
 use butternut_format::key::ItemType;
 use butternut_format::refused::{Refused, require};
 use butternut_format::root::RootItem;
@@ -30,11 +31,17 @@ impl Filesystem {
     /// # Errors
     /// [`Error::NotFound`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] if the name is no
     /// subvolume's; [`Error::NotEmpty`] if other subvolumes are inside it;
-    /// [`Error::NotPermitted`] if it is the default subvolume, or the directory is immutable or
-    /// append-only; [`Error::Busy`] if it is the root of this handle.
+    /// [`Error::NotPermitted`] if it is the default subvolume, or it or the directory is immutable
+    /// or append-only; [`Error::Busy`] if it is the root of this handle.
     pub fn delete_subvolume(&self, dir: FileId, name: &[u8]) -> Result<u64> {
         let write_state = self.may_begin()?;
         check_name(name)?;
+        if let Ok((id, _)) = self.entry(dir, name)
+            && id.is_subvolume_root()
+        {
+            // Most of it is written back while operations may still write.
+            drop(self.write_back_open_files(write_state, id.subvolume));
+        }
         let excluded = write_state.snapshots.exclude_writes();
         let deleted = self.delete_excluded(write_state, dir, name);
         drop(excluded);
@@ -53,13 +60,14 @@ impl Filesystem {
         }
         let id = TreeId(id.subvolume);
         let root = self.deletable(id)?;
+        let root_inode = self.inode(FileId::root_of(id.0))?;
+        // What cannot be written back is lost to open files, and must not prevent the deletion.
+        drop(self.write_back_open_files(write_state, id.0));
         // None of its files is merged once it is deleted (law 2).
         let alone = write_state.merges.write();
         let state = parent.lock();
         let mut parent_inode = self.directory_to_change(&parent)?;
-        if parent_inode.flags.contains(InodeFlags::APPEND) {
-            return Err(Error::NotPermitted { what: "the directory is append-only" });
-        }
+        may_lose_entry(&parent_inode, &root_inode)?;
         let link = names::parent_link(&self.forest().root_tree(), id)?.ok_or(Error::NotFound)?;
         let is_here = (link.parent, link.dir) == (subvolume.id, Ino(dir.ino)) && link.name == name;
         require(is_here, "parent", "another entry", "this one").map_err(corrupt)?;

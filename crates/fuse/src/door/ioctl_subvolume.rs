@@ -6,7 +6,7 @@
 //! | `SNAP_CREATE_V2` | as above, and may change the source | creates a snapshot |
 //! | `SNAP_DESTROY`, `_V2` | law 2 | deletes a subvolume |
 //! | `SUBVOL_GETFLAGS`, `GET_SUBVOL_INFO` | any caller | tells of a subvolume |
-//! | `SUBVOL_SETFLAGS` | owner, user 0 or `CAP_FOWNER` | makes it read-only, or writable |
+//! | `SUBVOL_SETFLAGS` | owner, `CAP_FOWNER` or administrator | makes it read-only, or writable |
 //! | `DEFAULT_SUBVOL` | administrator | sets the default subvolume |
 //!
 //! 1. The VFS checks nothing for these calls: a caller that can open a directory for reading can
@@ -19,11 +19,15 @@
 //!    looked up in `/proc`, and must be on this mount.
 //! 5. The calls commit, so their replies are deferred. The kernel forgets the name that has changed
 //!    before the reply is sent.
+//! 6. The kernel does not tell through which mount a call comes, and passes it on also where that
+//!    is read-only. So changes are refused to an administrator that sees no writable mount of the
+//!    volume, and to every other caller that sees a read-only one.
 
 use std::sync::Arc;
 
 use butternut::{FileId, FileKind, Filesystem, SnapshotAccess, SubvolumeInfo, TOP_LEVEL, Time};
 use butternut_sys::fuse_node::fuse_node;
+use butternut_sys::mounts;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::connection;
@@ -47,6 +51,9 @@ const GET_INFO: u32 = 0x81f8_943c;
 const READ_ONLY: u64 = 1 << 1;
 const BY_ID: u64 = 1 << 4;
 
+/// Maximum number of bytes that the kernel appends to a file before it sends some of them: it limits
+/// the dirty pages of a FUSE mount to a few percent of what may be dirty.
+const UNSENT_BYTES_MAX: u64 = 1 << 30;
 /// Mode of a new subvolume, without the umask of the caller.
 const PERMISSIONS: u32 = 0o777;
 const STICKY: u32 = 0o1000;
@@ -129,6 +136,7 @@ impl Door {
     fn create_subvolume(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let name = Arguments::take(request)?.name()?;
         let dir = self.node(request)?;
+        self.may_change(request)?;
         self.may_write_to_directory(&request.header, dir)?;
         let umask = caller::umask(&request.header);
         let new = new_inode(request, PERMISSIONS, umask);
@@ -144,6 +152,7 @@ impl Door {
         }
         let name = arguments.name_2()?;
         let dir = self.node(request)?;
+        self.may_change(request)?;
         self.may_write_to_directory(&request.header, dir)?;
         let source = self.source(request, arguments.fd())?;
         if !self.owns(request, source)? {
@@ -187,6 +196,7 @@ impl Door {
         dir: FileId,
         name: Vec<u8>,
     ) -> ErrnoResult<Outcome> {
+        self.may_change(request)?;
         if !self.is_administrator(request) {
             self.may_delete(request, dir, &name)?;
         }
@@ -221,6 +231,7 @@ impl Door {
         if !self.is_administrator(request) {
             return Err(Errno::EPERM);
         }
+        self.may_change(request)?;
         let id: u64 = request.take()?;
         let id = if id == 0 { TOP_LEVEL } else { id };
         let filesystem = self.filesystem.clone();
@@ -239,7 +250,12 @@ impl Door {
         if flags & !READ_ONLY != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
+        self.may_change(request)?;
         let nodes = self.writers_in(root.subvolume);
+        // The kernel would go on accepting writes of open files, and lose them.
+        if self.options.writes_back() && flags & READ_ONLY != 0 && !nodes.is_empty() {
+            return Err(Errno::EBUSY);
+        }
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
             write_back(&device, &nodes);
@@ -295,11 +311,27 @@ impl Door {
         is_unchecked || caller::is_administrator(caller)
     }
 
-    /// Returns the nodes of a subvolume whose pages the kernel may not have written back.
-    fn writers_in(&self, subvolume: u64) -> Vec<u64> {
+    /// Checks that the caller may change the volume through the mounts that it sees (law 6).
+    fn may_change(&self, request: &Request<'_>) -> ErrnoResult<()> {
+        let Some(device) = self.device_number else { return Ok(()) };
+        let mounts = mounts::read_of(request.header.pid).unwrap_or_default();
+        let mut of_volume = mounts.iter().filter(|mount| mount.device == device);
+        let is_writable = if self.is_administrator(request) {
+            of_volume.any(|mount| !mount.is_read_only())
+        } else {
+            mounts.iter().any(|mount| mount.device == device)
+                && of_volume.all(|mount| !mount.is_read_only())
+        };
+        if is_writable { Ok(()) } else { Err(Errno::EROFS) }
+    }
+
+    /// Returns the nodes of a subvolume whose pages the kernel may not have written back, with the
+    /// sizes of their files.
+    fn writers_in(&self, subvolume: u64) -> Vec<(u64, u64)> {
         let open = self.handles.open_for_write().into_iter();
         let inside = open.filter(|id| id.subvolume == subvolume);
-        inside.map(|id| self.nodes.node_id(id)).collect()
+        let size = |id| self.filesystem.stat(id).map_or(0, |stat| stat.size);
+        inside.map(|id| (self.nodes.node_id(id), size(id))).collect()
     }
 
     fn change_name(
@@ -321,19 +353,25 @@ impl Door {
     ) -> ErrnoResult<Outcome> {
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
-            let changed = change(&filesystem, &name);
+            // The kernel unmounts what is mounted below a name that it forgets, so a call that has
+            // changed nothing must not make it forget one.
+            change(&filesystem, &name)?;
             connection::invalidate_entry(&device, parent, &name);
             connection::invalidate_attributes(&device, parent);
-            changed?;
             reply.push(&IoctlOut::default())
         })
     }
 }
 
 /// Makes the kernel write back its dirty pages of some nodes (law 3).
-fn write_back(device: &std::os::fd::OwnedFd, nodes: &[u64]) {
-    for node in nodes {
-        connection::invalidate_pages(device, *node);
+fn write_back(device: &std::os::fd::OwnedFd, nodes: &[(u64, u64)]) {
+    for (node, size) in nodes {
+        // Without an end it would follow a program that appends, for ever.
+        connection::invalidate_page_range(
+            device,
+            *node,
+            &(0..size.saturating_add(UNSENT_BYTES_MAX)),
+        );
     }
 }
 

@@ -11,6 +11,9 @@ use crate::output::{Output, text};
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeDeleteArgs, out: &mut Output) -> Outcome {
     let volume = &args.volume.volume;
     let is_mounted = mounted::is_path(volume, args.paths.is_empty());
+    if is_mounted && !args.ids.is_empty() && !args.paths.is_empty() {
+        return Ok(mounted::usage("subvolume delete -i ID... MOUNT"));
+    }
     if is_mounted && !args.ids.is_empty() {
         return mounted::delete_ids(global, volume, &args.ids, out);
     }
