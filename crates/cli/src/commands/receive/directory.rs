@@ -184,13 +184,13 @@ impl Target {
         self.entry(path)
     }
 
-    #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
     /// Returns the mode of a file. Without the owner that the stream names, a program must not run
     /// as its owner or group.
     fn permissions(&self, mode: u32) -> Mode {
         Mode::from_raw_mode(mode & if self.is_root { 0o7777 } else { 0o1777 })
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
     fn make(&self, command: &Command<'_>) -> Result<(), Refusal> {
         let (dir, name) = self.name(command.path().unwrap_or_default())?;
         let node = |kind: FileType, mode: u32, device: u64| {
