@@ -4,8 +4,8 @@ use std::ffi::OsString;
 
 use clap::{ArgAction, Args, Subcommand};
 
+use super::VolumeArgs;
 use super::read::{SubvolumeListArgs, SubvolumeShowArgs, VolumesArgs};
-use super::{CHANGE_HELP, VolumeArgs};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SubvolumeCommand {
@@ -25,7 +25,7 @@ pub(crate) enum SubvolumeCommand {
     /// Show the subvolume that a mount without options shows
     GetDefault(VolumesArgs),
     /// Set the subvolume that a mount without options shows
-    #[command(after_help = CHANGE_HELP)]
+    #[command(after_help = SET_HELP)]
     SetDefault(SubvolumeSetDefaultArgs),
 }
 
@@ -33,19 +33,29 @@ const CREATE_HELP: &str = "\
 Each subvolume is durable as soon as it is created: if the command fails, those before it stay. They
 belong to the user who runs the command.
 
+Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 The volume must not be mounted.";
 
 const SNAPSHOT_HELP: &str = "\
 A snapshot shares all data with its source until one of the two changes. It does not contain the
-subvolumes inside its source: they appear as empty directories.
+subvolumes inside its source: they appear as empty directories. The snapshot is durable when the
+command ends.
 
+Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 The volume must not be mounted.";
 
 const DELETE_HELP: &str = "\
-Each deletion is durable at once: if the command fails, those before it stay. The space is freed
-before the command ends. If the command is interrupted, or with --keep-space, the next mount for
-writing frees the rest.
+All subvolumes are looked up first. Then each deletion is durable at once: if the command fails,
+those before it stay, and are reported. The space is freed before the command ends. If the command
+is interrupted, or with --keep-space, the next mount for writing frees the rest.
 
+Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
+The volume must not be mounted.";
+
+const SET_HELP: &str = "\
+The change is durable when the command ends.
+
+Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 The volume must not be mounted.";
 
 #[derive(Debug, Args)]
@@ -98,7 +108,7 @@ pub(crate) enum PropertyCommand {
     /// Print the properties of a subvolume
     Get(PropertyGetArgs),
     /// Set a property of a subvolume
-    #[command(after_help = CHANGE_HELP)]
+    #[command(after_help = SET_HELP)]
     Set(PropertySetArgs),
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn set(global: &GlobalArgs, args: &PropertySetArgs, out: &mut Output)
             .hint("it cannot be the parent of later streams once it is writable; -f does it"));
     }
     let set = transaction.filesystem().set_subvolume_read_only(id.subvolume, args.value);
-    set.map_err(|error| failed(&path, &error))?;
+    set.map_err(|error| transaction.failed(&path, &error))?;
     transaction.record("changed", &path);
     transaction.finish(global, out, |object| object.put("ro", args.value))
 }
