@@ -32,13 +32,18 @@ pub(crate) enum SubvolumeCommand {
 const SET_DEFAULT_HELP: &str = "\
 The change is durable when the command ends.
 
+Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
+
 The subvolume of a mounted volume is named by its path alone, or by a path in the volume and its id.
 This needs root:
   butternut subvolume set-default MOUNT/PATH
   butternut subvolume set-default MOUNT ID";
 
 const PROPERTY_HELP: &str = "\
-The only property is ro: true for a read-only subvolume.
+The only property is ro: true for a read-only subvolume. On a mount with -o writeback it is not set
+while files in the subvolume are open for writing.
+
+Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 
 The subvolume of a mounted volume is named by its path alone:
   butternut property get MOUNT/PATH [ro]
@@ -48,21 +53,28 @@ const CREATE_HELP: &str = "\
 Each subvolume is durable as soon as it is created: if the command fails, those before it stay. They
 belong to the user who runs the command.
 
+Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
+
 Subvolumes of a mounted volume are named by their paths alone:
   butternut subvolume create MOUNT/PATH...";
 
 const SNAPSHOT_HELP: &str = "\
 A snapshot shares all data with its source until one of the two changes. It does not contain the
-subvolumes inside its source: they appear as empty directories.
+subvolumes inside its source: they appear as empty directories. The snapshot is durable when the
+command ends.
+
+Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 
 In a mounted volume, both are named by their paths alone. Data that was written before is in the
 snapshot:
   butternut subvolume snapshot [-r] MOUNT/SOURCE MOUNT/DESTINATION";
 
 const DELETE_HELP: &str = "\
-Each deletion is durable at once: if the command fails, those before it stay. The space is freed
-before the command ends. If the command is interrupted, or with --keep-space, the next mount for
-writing frees the rest.
+All subvolumes are looked up first. Then each deletion is durable at once: if the command fails,
+those before it stay, and are reported. The space is freed before the command ends. If the command
+is interrupted, or with --keep-space, the next mount for writing frees the rest.
+
+Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 
 Subvolumes of a mounted volume are named by their paths alone, or by an id and a path in the volume;
 their space is freed in the background. This needs root, or the mount option user_subvol_rm_allowed:

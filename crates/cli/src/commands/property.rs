@@ -74,7 +74,7 @@ pub(crate) fn set(global: &GlobalArgs, args: &PropertySetArgs, out: &mut Output)
         return Err(received(&path));
     }
     let set = transaction.filesystem().set_subvolume_read_only(id.subvolume, value);
-    set.map_err(|error| failed(&path, &error))?;
+    set.map_err(|error| transaction.failed(&path, &error))?;
     transaction.record("changed", &path);
     transaction.finish(global, out, |object| object.put("ro", value))
 }

@@ -3,14 +3,20 @@
 //! 1. All changes of a command are in one transaction, which [`Transaction::finish`] commits. A
 //!    command that fails before has changed nothing, unless the library had to commit early:
 //!    because 256 MiB of metadata were dirty, or because a deletion on a full volume needed the
-//!    space.
-//! 2. Changes are reported after the commit.
+//!    space. Changes of subvolumes are different: the library commits each of them at once, so
+//!    those before a failure stay.
+//! 2. Changes are reported after the commit. A command that fails after durable changes reports
+//!    these, too ([`Transaction::finish_after`]).
 //! 3. The parent directory of a path is resolved through symlinks inside the volume. The last
 //!    component is not followed.
+//! 4. A path that begins at a subvolume other than the top level may be meant to begin there, since
+//!    the default subvolume is the root of a volume argument that names none. So the failure of a
+//!    path that is not found, or of a read-only subvolume, names the argument that begins at the
+//!    top level.
 
 use std::ffi::OsString;
 
-use butternut::{DevicePath, Error, FileId, Filesystem, Follow, NewInode, Stat};
+use butternut::{DevicePath, Error, FileId, Filesystem, Follow, NewInode, Stat, TOP_LEVEL};
 use rustix::process::{getegid, geteuid};
 use serde_json::Value;
 
@@ -77,7 +83,22 @@ impl Transaction {
     }
 
     pub(crate) fn find(&self, path: &[u8], follow: Follow) -> Result<FileId, Failure> {
-        self.filesystem().resolve(path, follow).map_err(|error| failed(path, &error))
+        self.filesystem().resolve(path, follow).map_err(|error| self.failed(path, &error))
+    }
+
+    /// Converts an error that occurred at a path (law 4).
+    pub(crate) fn failed(&self, path: &[u8], error: &Error) -> Failure {
+        let failure = failed(path, error);
+        let root = self.filesystem().root().subvolume;
+        let depends_on_root = matches!(error, Error::NotFound | Error::ReadOnly { .. });
+        if root == TOP_LEVEL || !depends_on_root {
+            return failure;
+        }
+        let devices = self.opened.arg.without_subvolume();
+        failure.hint(format!(
+            "paths begin at subvolume {root}; name the volume {devices}@{TOP_LEVEL} to begin at \
+             the top level"
+        ))
     }
 
     pub(crate) fn stat(&self, id: FileId, path: &[u8]) -> Result<Stat, Failure> {
@@ -103,7 +124,7 @@ impl Transaction {
         match self.filesystem().lookup(location.dir, &location.name) {
             Ok(id) => Ok(Some(id)),
             Err(Error::NotFound) => Ok(None),
-            Err(error) => Err(failed(&location.path, &error)),
+            Err(error) => Err(self.failed(&location.path, &error)),
         }
     }
 
@@ -130,6 +151,33 @@ impl Transaction {
         more: impl FnOnce(Object) -> Object,
     ) -> Outcome {
         self.commit()?;
+        self.report(global, out, more)?;
+        Ok(Completion::Success)
+    }
+
+    /// As [`Self::finish`], for a command whose changes are durable at once: they are reported also
+    /// if `done` is a failure, which is returned then (law 2).
+    pub(crate) fn finish_after(
+        mut self,
+        done: Result<(), Failure>,
+        global: &GlobalArgs,
+        out: &mut Output,
+        more: impl FnOnce(Object) -> Object,
+    ) -> Outcome {
+        let Err(failure) = done else { return self.finish(global, out, more) };
+        // The first failure is the one to return.
+        if self.commit().is_ok() && !self.actions.is_empty() {
+            drop(self.report(global, out, more));
+        }
+        Err(failure)
+    }
+
+    fn report(
+        &self,
+        global: &GlobalArgs,
+        out: &mut Output,
+        more: impl FnOnce(Object) -> Object,
+    ) -> Result<(), Failure> {
         if global.json {
             let changes = self.actions.iter().map(|(what, path)| {
                 Value::from(Object::new().put("did", *what).name("path", &path.bytes()))
@@ -143,7 +191,7 @@ impl Transaction {
                 stderr_line(&format!("{}: {what}", text::escaped(&path.bytes())));
             }
         }
-        Ok(Completion::Success)
+        Ok(())
     }
 
     /// Commits now (law 1).

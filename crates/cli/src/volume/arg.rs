@@ -27,6 +27,17 @@ pub(crate) struct VolumeArg {
     pub(crate) typed: String,
 }
 
+impl VolumeArg {
+    /// Returns the devices as they can be typed, for messages.
+    pub(crate) fn without_subvolume(&self) -> String {
+        let typed = |device: &DevicePath| match device.offset {
+            0 => device.path.display().to_string(),
+            offset => format!("{}?offset={offset}", device.path.display()),
+        };
+        self.devices.iter().map(typed).collect::<Vec<_>>().join(",")
+    }
+}
+
 /// Why a VOLUME argument is invalid, with a hint.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum VolumeArgError {

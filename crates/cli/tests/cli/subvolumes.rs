@@ -75,3 +75,58 @@ fn the_default_subvolume_and_read_only_are_set() {
     check(&image);
     shell(&format!("btrfs inspect-internal dump-super {image} | grep -q DEFAULT_SUBVOL"));
 }
+
+#[test]
+fn a_deletion_that_fails_reports_and_frees_what_was_deleted() {
+    let (_scratch, _, image) = volume();
+    butternut(&["subvolume", "create", &image, "/a", "/b", "/c", "/b/inner"]).ok();
+    let list = || butternut(&["subvolume", "list", &image]).ok().lines().count();
+    let refused = butternut(&["subvolume", "delete", &image, "/a", "/none"]).failure();
+    assert!(refused.contains("/none: no such file"), "{refused}");
+    assert_eq!(list(), 4, "a name that is mistyped deletes nothing");
+    let output = butternut(&["--json", "subvolume", "delete", &image, "/a", "/b", "/c"]);
+    assert_eq!(output.code, Some(1));
+    assert!(output.err.contains("delete the subvolumes inside it first"), "{}", output.err);
+    let shown: serde_json::Value = serde_json::from_str(&output.out).unwrap();
+    assert_eq!(shown["subvolumes"], serde_json::json!([256]));
+    assert_eq!(shown["changes"][0]["path"], "/a");
+    assert_eq!(list(), 3);
+    assert_eq!(butternut(&["subvolume", "list", "-d", &image]).ok(), "", "its space is free");
+    let output = butternut(&["--json", "subvolume", "create", &image, "/d", "/b"]);
+    assert!(output.code == Some(1) && output.err.contains("exists"), "{}", output.err);
+    assert!(output.out.contains("/d"), "{}", output.out);
+    butternut(&["subvolume", "delete", "--keep-space", &image, "/c"]).ok();
+    for (id, why) in [("5", "the top level"), ("258", "deleted already"), ("999", "999")] {
+        let refused = butternut(&["subvolume", "delete", "-i", id, &image]).failure();
+        assert!(refused.starts_with(&format!("butternut: {id}: ")), "{refused}");
+        assert!(refused.contains(why) && refused.contains('('), "{refused}");
+    }
+    check(&image);
+}
+
+#[test]
+fn a_path_that_may_begin_at_the_top_level_is_explained() {
+    let (_scratch, _, image) = volume();
+    butternut(&["subvolume", "create", &image, "/t", "/u"]).ok();
+    butternut(&["subvolume", "snapshot", "-r", &image, "/t", "/ro"]).ok();
+    let hint = format!("{image}@5");
+    for default in ["/t", "/ro"] {
+        butternut(&["subvolume", "set-default", &format!("{image}@5"), default]).ok();
+        for words in [
+            &["subvolume", "snapshot", &image, "t", "x"][..],
+            &["subvolume", "delete", &image, "u"],
+            &["subvolume", "set-default", &image, "u"],
+            &["property", "set", &image, "u", "ro", "true"],
+            &["rm", &image, "u"],
+        ] {
+            let refused = butternut(words).failure();
+            assert!(refused.contains(&hint), "{refused}");
+        }
+    }
+    let refused = butternut(&["subvolume", "create", &image, "new"]).failure();
+    assert!(refused.contains("read-only") && refused.contains(&hint), "{refused}");
+    butternut(&["subvolume", "delete", &hint, "u"]).ok();
+    let refused = butternut(&["subvolume", "delete", &hint, "u"]).failure();
+    assert!(!refused.contains("@5 to begin"), "{refused}");
+    check(&image);
+}

@@ -2,8 +2,8 @@
 
 use crate::args::{GlobalArgs, SubvolumeCreateArgs};
 use crate::commands::mounted;
-use crate::commands::transaction::{Transaction, failed, new_inode};
-use crate::failure::Outcome;
+use crate::commands::transaction::{Transaction, new_inode};
+use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 
 /// Mode of the root directory of a new subvolume.
@@ -19,12 +19,19 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeCreateArgs, out: &mut Out
     }
     let mut transaction = Transaction::open(global, &args.volume)?;
     let mut ids = Vec::new();
-    for path in &args.paths {
-        let location = transaction.locate(&text::bytes(path))?;
-        let new = new_inode(PERMISSIONS);
-        let made = transaction.filesystem().create_subvolume(location.dir, &location.name, &new);
-        ids.push(made.map_err(|error| failed(&location.path, &error))?);
-        transaction.record("created", &location.path);
-    }
-    transaction.finish(global, out, |object| object.put("subvolumes", ids))
+    let done = args.paths.iter().try_for_each(|path| {
+        ids.push(create(&mut transaction, &text::bytes(path))?);
+        Ok(())
+    });
+    transaction.finish_after(done, global, out, |object| object.put("subvolumes", ids))
+}
+
+/// Creates one. Its directory may be a subvolume that was created just before.
+fn create(transaction: &mut Transaction, path: &[u8]) -> Result<u64, Failure> {
+    let location = transaction.locate(path)?;
+    let new = new_inode(PERMISSIONS);
+    let made = transaction.filesystem().create_subvolume(location.dir, &location.name, &new);
+    let id = made.map_err(|error| transaction.failed(path, &error))?;
+    transaction.record("created", path);
+    Ok(id)
 }

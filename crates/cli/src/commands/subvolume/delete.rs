@@ -1,10 +1,17 @@
 //! `subvolume delete`: deletes subvolumes with everything in them, and frees their space.
+//!
+//! Laws:
+//!
+//! 1. All subvolumes are looked up before the first one is deleted. So a mistyped name deletes
+//!    nothing.
+//! 2. The space of those that were deleted is freed, and they are reported, also if a further
+//!    deletion fails.
 
-use butternut::{Error, FileId, Filesystem};
+use butternut::{Error, FileId, TOP_LEVEL};
 
 use crate::args::{GlobalArgs, SubvolumeDeleteArgs};
 use crate::commands::mounted;
-use crate::commands::transaction::{Location, Transaction, failed};
+use crate::commands::transaction::{Location, Transaction, failed, not_a_subvolume};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 
@@ -25,44 +32,63 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeDeleteArgs, out: &mut Out
         return Ok(mounted::usage("subvolume delete VOLUME PATH..."));
     }
     let mut transaction = Transaction::open_to_delete(global, &args.volume)?;
-    let mut ids = Vec::new();
+    let mut locations = Vec::new();
     for id in &args.ids {
-        let location = location_of(&transaction, *id)?;
-        ids.push(delete(&mut transaction, &location)?);
+        locations.push(location_of(&transaction, *id)?);
     }
     for path in &args.paths {
-        let location = transaction.locate(&text::bytes(path))?;
-        ids.push(delete(&mut transaction, &location)?);
+        locations.push(location_at(&transaction, &text::bytes(path))?);
     }
+    let mut ids = Vec::new();
+    let mut done = locations.iter().try_for_each(|location| {
+        ids.push(delete(&mut transaction, location)?);
+        Ok(())
+    });
     if !args.keep_space {
         let cleaned = transaction.filesystem().clean_subvolumes();
-        cleaned.map_err(|error| transaction.failure(&error))?;
+        done = done.and(cleaned.map(drop).map_err(|error| transaction.failure(&error)));
     }
-    transaction.finish(global, out, |object| object.put("subvolumes", ids))
+    transaction.finish_after(done, global, out, |object| object.put("subvolumes", ids))
 }
 
 fn delete(transaction: &mut Transaction, location: &Location) -> Result<u64, Failure> {
     let deleted = transaction.filesystem().delete_subvolume(location.dir, &location.name);
     let id = deleted.map_err(|error| {
-        let hint = if matches!(error, Error::NotEmpty) {
-            Some("delete the subvolumes inside it first")
-        } else if matches!(error, Error::InvalidArgument { .. }) {
-            Some("`butternut rm -r` removes directories")
-        } else {
-            None
-        };
-        failed(&location.path, &error).hint_if(hint)
+        if matches!(error, Error::NotEmpty) {
+            return failed(&location.path, &error).hint("delete the subvolumes inside it first");
+        }
+        transaction.failed(&location.path, &error)
     })?;
     transaction.record("deleted", &location.path);
     Ok(id)
 }
 
+/// Returns the name of the subvolume at a path.
+fn location_at(transaction: &Transaction, path: &[u8]) -> Result<Location, Failure> {
+    let location = transaction.locate(path)?;
+    let found = transaction.existing(&location)?;
+    let id = found.ok_or_else(|| transaction.failed(path, &Error::NotFound))?;
+    if !id.is_subvolume_root() {
+        return Err(not_a_subvolume(path).hint("`butternut rm -r` removes directories"));
+    }
+    Ok(location)
+}
+
 /// Returns the name of the subvolume with an id.
 fn location_of(transaction: &Transaction, id: u64) -> Result<Location, Failure> {
-    let filesystem: &Filesystem = transaction.filesystem();
-    let info = filesystem.subvolume(id).map_err(|error| transaction.failure(&error))?;
+    if id == TOP_LEVEL {
+        return Err(Failure::new(id.to_string(), "this is the top level, which cannot be deleted")
+            .hint("`butternut subvolume list` shows what can be deleted"));
+    }
+    let info = transaction.filesystem().subvolume(id);
+    let info = info.map_err(|error| Failure::of(id.to_string(), &error))?;
+    if info.deleted {
+        return Err(Failure::new(id.to_string(), "this subvolume is deleted already")
+            .hint("its space is freed by the next mount for writing"));
+    }
     let (Some(parent), Some(path)) = (info.parent, info.path) else {
-        return Err(Failure::new(id.to_string(), "this subvolume has no name"));
+        return Err(Failure::new(id.to_string(), "no path leads to this subvolume")
+            .hint("`butternut check` shows what is wrong"));
     };
     Ok(Location { dir: FileId::new(parent, info.dir), name: info.name, path })
 }

@@ -7,7 +7,7 @@ use butternut::{FileKind, Follow, SnapshotAccess};
 
 use crate::args::{GlobalArgs, SubvolumeSnapshotArgs};
 use crate::commands::mounted;
-use crate::commands::transaction::{Location, Transaction, failed, not_a_subvolume, split};
+use crate::commands::transaction::{Location, Transaction, not_a_subvolume, split};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 
@@ -29,7 +29,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeSnapshotArgs, out: &mut O
     let access = if args.read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
     let made =
         transaction.filesystem().snapshot(source.subvolume, location.dir, &location.name, access);
-    let id = made.map_err(|error| failed(&location.path, &error))?;
+    let id = made.map_err(|error| transaction.failed(&location.path, &error))?;
     transaction.record("created", &location.path);
     transaction.finish(global, out, |object| object.put("subvolume", id))
 }
