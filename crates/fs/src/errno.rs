@@ -67,8 +67,8 @@ impl Error {
             Self::Denied { .. } => code::EACCES,
             Self::Busy => code::EBUSY,
             Self::ReadOnly { .. } => code::EROFS,
-            Self::Stream(_) => code::EOVERFLOW,
-            Self::Output(source) => source.raw_os_error().unwrap_or(code::EIO),
+            Self::StreamCommand(_) => code::EOVERFLOW,
+            Self::StreamOutput(source) => source.raw_os_error().unwrap_or(code::EIO),
             Self::NoTree { .. }
             | Self::Corrupt { .. }
             | Self::Commit(_)
@@ -235,8 +235,8 @@ mod tests {
             Error::Tree(corrupt()),
             Error::Commit(corrupt()),
             Error::Random(std::io::Error::other("no device")),
-            Error::Output(std::io::Error::from_raw_os_error(32)),
-            Error::Stream(refused()),
+            Error::StreamOutput(std::io::Error::from_raw_os_error(32)),
+            Error::StreamCommand(refused()),
             Error::Names(NamesError::TooMany { what: "names", limit: 9 }),
             Error::File(FileError::Tree(std::sync::Arc::new(corrupt()))),
         ]
@@ -257,8 +257,8 @@ mod tests {
             | Error::File(_) => 5,
             Error::LimitExceeded { .. } | Error::Names(_) => 7,
             Error::NotPermitted { .. } => 1,
-            Error::Output(_) => 32,
-            Error::Stream(_) => 75,
+            Error::StreamOutput(_) => 32,
+            Error::StreamCommand(_) => 75,
             Error::Workers(_) | Error::Committer(_) | Error::WouldBlock => 11,
             Error::NoMemory => 12,
             Error::Denied { .. } => 13,

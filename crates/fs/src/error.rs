@@ -123,10 +123,10 @@ pub enum Error {
     Random(#[source] std::io::Error),
     /// A stream that cannot be written to its destination.
     #[error("the stream cannot be written")]
-    Output(#[source] std::io::Error),
+    StreamOutput(#[source] std::io::Error),
     /// A command that does not fit into a stream: a path or an attribute is too long for it.
     #[error("a command does not fit into the stream")]
-    Stream(#[source] Refused),
+    StreamCommand(#[source] Refused),
     /// Changes that can never be written: the volume is read-only from now on.
     #[error("changes cannot be committed")]
     Commit(#[source] TreeError),

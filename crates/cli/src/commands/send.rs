@@ -92,7 +92,7 @@ fn parent(
 
 /// Converts an error of a stream; `to` is where it was written.
 fn failure(what: &str, to: &str, error: Error) -> Failure {
-    if let Error::Output(error) = error {
+    if let Error::StreamOutput(error) = error {
         return if to == "stdout" { error.into() } else { Failure::io(to, &error) };
     }
     let failure = Failure::of(what, &error);

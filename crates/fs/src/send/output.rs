@@ -14,7 +14,7 @@ pub(crate) struct Output<'a> {
 impl<'a> Output<'a> {
     /// Writes the header of the stream.
     pub(crate) fn begin(to: &'a mut dyn Write, version: StreamVersion) -> Result<Self> {
-        to.write_all(&version.encode()).map_err(Error::Output)?;
+        to.write_all(&version.encode()).map_err(Error::StreamOutput)?;
         Ok(Self { to, version, bytes: Vec::new() })
     }
 
@@ -25,16 +25,17 @@ impl<'a> Output<'a> {
     /// Writes a command.
     ///
     /// # Errors
-    /// [`Error::Output`]; [`Error::Stream`] if a path or a value is too long for the version.
+    /// [`Error::StreamOutput`]; [`Error::StreamCommand`] if a path or a value is too long for the
+    /// version.
     pub(crate) fn put(&mut self, command: &Command<'_>) -> Result<()> {
         self.bytes.clear();
-        command.encode(self.version, &mut self.bytes).map_err(Error::Stream)?;
-        self.to.write_all(&self.bytes).map_err(Error::Output)
+        command.encode(self.version, &mut self.bytes).map_err(Error::StreamCommand)?;
+        self.to.write_all(&self.bytes).map_err(Error::StreamOutput)
     }
 
     /// Writes the end of the stream.
     pub(crate) fn end(mut self) -> Result<()> {
         self.put(&Command::End)?;
-        self.to.flush().map_err(Error::Output)
+        self.to.flush().map_err(Error::StreamOutput)
     }
 }
