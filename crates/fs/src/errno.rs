@@ -68,7 +68,7 @@ impl Error {
             Self::Denied { .. } => code::EACCES,
             Self::Busy => code::EBUSY,
             Self::ReadOnly { .. } => code::EROFS,
-            Self::TooLongToSend(_) => code::EOVERFLOW,
+            Self::StreamCommand(_) => code::EOVERFLOW,
             Self::StreamOutput(source) => source.raw_os_error().unwrap_or(code::EIO),
             Self::NoTree { .. }
             | Self::Corrupt { .. }
@@ -242,7 +242,7 @@ mod tests {
             Error::Stream(refused()),
             Error::StreamInput(std::io::Error::other("no input")),
             Error::StreamOutput(std::io::Error::from_raw_os_error(32)),
-            Error::TooLongToSend(refused()),
+            Error::StreamCommand(refused()),
             Error::Names(NamesError::TooMany { what: "names", limit: 9 }),
             Error::File(FileError::Tree(std::sync::Arc::new(corrupt()))),
         ]
@@ -265,7 +265,7 @@ mod tests {
             Error::LimitExceeded { .. } | Error::Names(_) => 7,
             Error::NotPermitted { .. } => 1,
             Error::StreamOutput(_) => 32,
-            Error::TooLongToSend(_) => 75,
+            Error::StreamCommand(_) => 75,
             Error::Workers(_) | Error::Committer(_) | Error::WouldBlock => 11,
             Error::NoMemory => 12,
             Error::Denied { .. } => 13,

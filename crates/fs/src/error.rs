@@ -142,7 +142,7 @@ pub enum Error {
     StreamOutput(#[source] std::io::Error),
     /// A command that does not fit into a stream: a path or an attribute is too long for it.
     #[error("a command does not fit into the stream")]
-    TooLongToSend(#[source] Refused),
+    StreamCommand(#[source] Refused),
     /// Changes that can never be written: the volume is read-only from now on.
     #[error("changes cannot be committed")]
     Commit(#[source] TreeError),

@@ -113,10 +113,10 @@ impl Filesystem {
     ///
     /// # Errors
     /// [`Error::NoSubvolume`]; [`Error::NotPermitted`] for a subvolume that is writable;
-    /// [`Error::InvalidArgument`] for compressed data in version 1;
-    /// [`Error::Unsupported`] if the volume is open for writing; [`Error::StreamOutput`] if the stream
-    /// cannot be written; [`Error::TooLongToSend`] and [`Error::NameTooLong`] for an attribute or a path
-    /// that is too long for the protocol; data or metadata that cannot be read.
+    /// [`Error::InvalidArgument`] for compressed data in version 1; [`Error::Unsupported`] if the
+    /// volume is open for writing; [`Error::StreamOutput`] if the stream cannot be written;
+    /// [`Error::StreamCommand`] and [`Error::NameTooLong`] for an attribute or a path that is too
+    /// long for the protocol; data or metadata that cannot be read.
     pub fn send(&self, subvolume: u64, options: &SendOptions, to: &mut dyn Write) -> Result<()> {
         if self.is_writable() {
             return Err(Error::Unsupported {

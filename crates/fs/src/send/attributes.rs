@@ -10,8 +10,8 @@
 //!
 //! 1. Extended attributes come before data, because `btrfs.compression` decides how the receiver
 //!    stores it.
-//! 2. A change of the owner or of data removes file capabilities, and may remove the set-ID bits. So
-//!    both are set after that, even if they are the same in both subvolumes.
+//! 2. A change of the owner or of data removes file capabilities, and may remove the set-ID bits.
+//!    So both are set after that, even if they are the same in both subvolumes.
 //! 3. A POSIX ACL and the mode change each other. The mode comes after an ACL, and is set whenever
 //!    the ACL is.
 //! 4. Times are set last, and for every directory in which a name was changed.

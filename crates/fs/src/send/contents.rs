@@ -13,10 +13,10 @@
 //! Laws:
 //!
 //! 1. Preallocated ranges are holes, as in the kernel's send.
-//! 2. The block in which the parent's file ends is sent if the file grows: what that block has after
-//!    the end does not count in the parent, and counts in the new subvolume.
-//! 3. Data that the receiver already has is cloned ([`Clones`]). Of the rest, compressed extents are
-//!    sent as they are stored, if the caller wants that.
+//! 2. The block in which the parent's file ends is sent if the file grows: what that block has
+//!    after the end does not count in the parent, and counts in the new subvolume.
+//! 3. Data that the receiver already has is cloned ([`Clones`]). Of the rest, compressed extents
+//!    are sent as they are stored, if the caller wants that.
 //! 4. Memory: one command's data.
 
 use crate::file::{Compression, Extent, ExtentKind, Extents};

@@ -239,8 +239,8 @@ impl Namespace<'_, '_> {
         Ok(None)
     }
 
-    /// Returns the names of an inode that is kept: those of both subvolumes, of the parent only, and
-    /// of the new one only.
+    /// Returns the names of an inode that is kept: those of both subvolumes, of the parent only,
+    /// and of the new one only.
     fn sort_links(&self, ino: u64) -> Result<(Vec<Link>, Vec<Link>, Vec<Link>)> {
         let (old, new) = (self.trees().links(true, ino)?, self.trees().links(false, ino)?);
         let is_stable = |link: &Link| self.paths.inodes.is_in_both(Node::new(link.parent.0));

@@ -25,10 +25,11 @@ impl<'a> Output<'a> {
     /// Writes a command.
     ///
     /// # Errors
-    /// [`Error::StreamOutput`]; [`Error::TooLongToSend`] if a path or a value is too long for the version.
+    /// [`Error::StreamOutput`]; [`Error::StreamCommand`] if a path or a value is too long for the
+    /// version.
     pub(crate) fn put(&mut self, command: &Command<'_>) -> Result<()> {
         self.bytes.clear();
-        command.encode(self.version, &mut self.bytes).map_err(Error::TooLongToSend)?;
+        command.encode(self.version, &mut self.bytes).map_err(Error::StreamCommand)?;
         self.to.write_all(&self.bytes).map_err(Error::StreamOutput)
     }
 

@@ -232,13 +232,13 @@ fn mode(dice: &mut Dice) -> u32 {
 /// An ACL with an entry for one user.
 fn acl(dice: &mut Dice) -> Vec<u8> {
     let permissions = u16::try_from(dice.pick(8)).unwrap();
-    let nobody = u32::MAX;
+    let no_id = u32::MAX;
     let entries = [
-        (0x01_u16, 7, nobody),
+        (0x01_u16, 7, no_id),
         (0x02, permissions, 1000),
-        (0x04, 5, nobody),
-        (0x10, 7, nobody),
-        (0x20, permissions, nobody),
+        (0x04, 5, no_id),
+        (0x10, 7, no_id),
+        (0x20, permissions, no_id),
     ];
     let mut bytes = 2_u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in entries {
