@@ -191,6 +191,57 @@ fn streams_follow_one_another_and_end_where_they_are_told_to() {
     assert_eq!(names(&filesystem, FileId::root_of(5)), ["a", "b", "c", "d"]);
 }
 
+/// A stream that keeps a copy of the volume, as a crash would leave it, before its last command.
+struct CopyBeforeEnd<'a> {
+    volume: &'a TestVolume,
+    parts: Vec<&'a [u8]>,
+    copy: Option<TestVolume>,
+}
+
+impl std::io::Read for CopyBeforeEnd<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let Some(part) = self.parts.first_mut() else { return Ok(0) };
+        if part.is_empty() {
+            self.parts.remove(0);
+            self.copy.get_or_insert_with(|| self.volume.copy());
+            return self.read(buf);
+        }
+        std::io::Read::read(part, buf)
+    }
+}
+
+#[test]
+fn a_crash_before_the_end_leaves_no_parent() {
+    const END_BYTES: usize = 10;
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let bytes = stream(StreamVersion::Two, &full());
+    let (commands, end) = bytes.split_at(bytes.len() - END_BYTES);
+    let input = CopyBeforeEnd { volume: &volume, parts: vec![commands, end], copy: None };
+    let mut input = StreamReader::new(input);
+    filesystem.receive(filesystem.root(), &mut input, StreamEnd::Input).unwrap();
+    let crashed = input.into_inner().copy.unwrap();
+    crashed.check();
+    let again = crashed.open();
+    let info = &again.subvolumes().unwrap()[0];
+    assert_eq!((info.received_uuid, info.read_only), ([0; 16], false));
+    let snapshot = Command::Snapshot {
+        path: b"two",
+        uuid: SECOND,
+        ctransid: 9,
+        clone_uuid: SOURCE,
+        clone_ctransid: 7,
+    };
+    assert!(receive(&again, &stream(StreamVersion::One, &[snapshot, Command::End])).is_err());
+    drop(again);
+    let whole = volume.copy();
+    drop(filesystem);
+    whole.check();
+    let again = whole.open();
+    let info = &again.subvolumes().unwrap()[0];
+    assert_eq!((info.received_uuid, info.read_only), ([1; 16], true));
+}
+
 #[test]
 fn new_inodes_inherit_nothing() {
     let volume = TestVolume::new();
@@ -214,7 +265,7 @@ fn new_inodes_inherit_nothing() {
 }
 
 /// Makes a stream of an `ENCODED_WRITE` of these values.
-fn encoded<'a>(data: &'a [u8], [bytes, offset, part]: [u64; 3]) -> [Command<'a>; 2] {
+fn encoded(data: &[u8], [bytes, offset, part]: [u64; 3]) -> [Command<'_>; 2] {
     [
         Command::Mkfile { path: b"f", ino: 257 },
         Command::EncodedWrite {

@@ -50,6 +50,11 @@ impl<R: Read> StreamReader<R> {
         Self { input, version: None, streams: 0, place, offset: 0, buf: Vec::new() }
     }
 
+    /// Returns the input, of which nothing beyond the last command has been read.
+    pub fn into_inner(self) -> R {
+        self.input
+    }
+
     /// Returns whether another stream begins, after reading its header; `None` at the end of the
     /// input after at least one stream.
     ///
