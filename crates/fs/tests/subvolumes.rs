@@ -345,7 +345,7 @@ fn lanes_that_write(filesystem: &Filesystem, path: &str) -> Vec<&'static str> {
     let mut open = Vec::new();
     let mut note = |lane, is_done: bool| {
         if is_done {
-            open.push(lane)
+            open.push(lane);
         }
     };
     note("direct", file.write_direct(0, &[3; 4096], Privileges::Keep).is_ok());
