@@ -8,7 +8,7 @@ mod volume;
 
 use butternut::{Allocate, FileId, Filesystem, MountOptions, NewInode};
 use butternut_mkfs::MkfsOptions;
-use volume::TestVolume;
+use volume::{TestVolume, new};
 
 const BLOCK: u64 = 4096;
 /// Each makes a hole and an extent, and the log has an item for both.
@@ -108,4 +108,33 @@ fn a_file_that_was_synced_before_its_first_name_keeps_its_content() {
         fs.close().unwrap();
         crashed.check();
     }
+}
+
+/// The log of a file that became shorter and then longer has the hole in between, also where no
+/// item of the tree changed when the file became longer.
+#[test]
+fn a_file_that_was_cut_and_grows_again_has_no_old_data_after_a_crash() {
+    let volume = TestVolume::of(128 << 20, &MkfsOptions::default());
+    let fs = volume.open();
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, &vec![1; 64 << 10]).unwrap();
+    fs.sync().unwrap();
+    file.truncate(5000).unwrap();
+    file.sync_all().unwrap();
+    file.truncate(64 << 10).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(fs.sync_counts().fast, 2);
+    let mut want = vec![1; 5000];
+    want.resize(64 << 10, 0);
+    let crashed = volume.copy();
+    drop(file);
+    fs.abandon();
+    let fs = crashed.open();
+    let mut have = vec![9; 64 << 10];
+    let file = fs.open_file(fs.lookup(fs.root(), b"file").unwrap()).unwrap();
+    file.read_exact_at(0, &mut have).unwrap();
+    assert_eq!(have.iter().zip(&want).position(|(have, want)| have != want), None);
+    drop(file);
+    crashed.reopen(fs);
 }

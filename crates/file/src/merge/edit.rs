@@ -18,6 +18,9 @@
 //!    the handle is open only the trees are changed, in blocks that planning has read into memory.
 //! 3. An edit is atomic: its items, the inode's size and byte count, the references and the
 //!    checksums change in one transaction. When that fails half-way, nothing of it is committed.
+//! 4. When a file gets more blocks, its old end is recorded as changed for the log. An earlier log
+//!    of the transaction may have cut the file there, and a replay of the next log must not find
+//!    what the last commit has after it.
 
 use crate::error::FileError;
 use crate::merge::extent_item::{ExtentItem, Reference};
@@ -272,10 +275,16 @@ fn apply_to_trees(
 /// Changes the trees (law 3).
 fn change_trees(handle: &Handle, rows: &mut [TreeEdit<'_, '_>]) -> Result<(), FileError> {
     let mut changes: Vec<(TreeId, Change)> = Vec::new();
+    let mut old_ends: Vec<(TreeId, Key)> = Vec::new();
     for row in &mut *rows {
         row.edit.features.iter().for_each(|feature| handle.add_feature(*feature));
         let (tree, ino) = (row.file.tree_id(), row.file.ino());
-        let mut inode = row.edit.inode(&row.file.inode()?, handle.generation());
+        let old = row.file.inode()?;
+        let mut inode = row.edit.inode(&old, handle.generation());
+        old_ends.extend(grown_from(&old, &inode).map(|at| {
+            // The log must have what follows the old end (law 4), also where that is a hole.
+            (tree, Key::new(ino.0, ItemType::EXTENT_DATA, at))
+        }));
         (row.update)(&mut inode);
         let to = Some(inode.to_bytes().to_vec());
         changes.push((tree, Change { key: inode_key(ino), to }));
@@ -289,7 +298,15 @@ fn change_trees(handle: &Handle, rows: &mut [TreeEdit<'_, '_>]) -> Result<(), Fi
     for row in &*rows {
         queue_references(handle, row);
     }
-    put_items(handle, rows, changes).map_err(|error| FileError::from(handle.abort(error)))
+    put_items(handle, rows, changes, &old_ends)
+        .map_err(|error| FileError::from(handle.abort(error)))
+}
+
+/// Returns where the blocks of a file ended that has more of them now.
+fn grown_from(old: &Inode, new: &Inode) -> Option<u64> {
+    let end = |inode: &Inode| inode.size.checked_next_multiple_of(SECTOR_BYTES);
+    let (old, new) = (end(old)?, end(new).unwrap_or(u64::MAX));
+    (old < new).then_some(old)
 }
 
 /// Changes the items of the files, and their versions. References and checksums are queued before,
@@ -298,6 +315,7 @@ fn put_items(
     handle: &Handle,
     rows: &[TreeEdit<'_, '_>],
     changes: Vec<(TreeId, Change)>,
+    old_ends: &[(TreeId, Key)],
 ) -> Result<(), TreeError> {
     let _exclusive: Vec<_> =
         rows.iter().map(|row| row.file.shared.lock_items_exclusive()).collect();
@@ -308,6 +326,9 @@ fn put_items(
             batch.push(next);
         }
         handle.tree(tree)?.merge(&batch)?;
+    }
+    for (tree, end) in old_ends {
+        handle.tree(*tree)?.note_for_log(end);
     }
     for row in rows {
         let shared = &row.file.shared;

@@ -172,6 +172,14 @@ impl<'a> TreeEdit<'a> {
         Ok(())
     }
 
+    /// Records for the log that the item at a key may differ from the last commit, or from the last
+    /// log of its inode, though this edit does not change it.
+    pub fn note_for_log(&self, key: &Key) {
+        if self.id().is_subvolume() {
+            self.transaction_tree.state_mut().changes.note(key);
+        }
+    }
+
     /// Runs one edit under the lock of the tree. Blocks that it misses are read without the lock.
     fn edit<R>(
         &self,
