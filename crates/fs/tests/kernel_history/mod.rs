@@ -113,7 +113,8 @@ fn change_names(tree: &Tree, dice: &mut Dice, number: u64) -> std::io::Result<()
     let new = tree.name(dice);
     let any = dice.of(&tree.all).to_owned();
     match number {
-        0 | 1 => fs::write(&new, dice.bytes()),
+        // An open of a fifo would wait.
+        0 | 1 => File::create_new(&new)?.write_all_at(&dice.bytes(), 0),
         2 | 3 => fs::create_dir(&new),
         4 | 5 => fs::rename(&any, &new),
         6 => fs::rename(dice.of(&tree.dirs), &new),
