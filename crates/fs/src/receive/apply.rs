@@ -151,7 +151,8 @@ impl<'a> Receiver<'a> {
         names.into_iter().try_fold(root, |dir, name| self.lookup(dir, name))
     }
 
-    /// Returns the inode of a name. A subvolume inside the one that a stream names is not part of it.
+    /// Returns the inode of a name. A subvolume inside the one that a stream names is no part of
+    /// it.
     fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
         let found = self.filesystem.lookup(dir, name)?;
         if found.subvolume == dir.subvolume { Ok(found) } else { Err(Error::CrossesSubvolumes) }
