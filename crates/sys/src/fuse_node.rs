@@ -36,8 +36,8 @@ pub fn fuse_node(path: &Path) -> io::Result<((u32, u32), u64)> {
     let status = statx(&file, "", flags, StatxFlags::empty())?;
     let mut handle = Handle { bytes: HANDLE_BYTES, kind: 0, words: [0; 3] };
     let mut mount_id = 0;
-    // SAFETY: the descriptor is open, the path ends with a zero byte; `handle` has the layout of `struct file_handle` and
-    // room for `bytes` bytes after its header; all live through the call.
+    // SAFETY: the descriptor is open, the path ends with a zero byte; `handle` has the layout of
+    // `struct file_handle` and room for `bytes` bytes after its header; all live through the call.
     let answer = unsafe {
         libc::name_to_handle_at(
             file.as_raw_fd(),

@@ -45,7 +45,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &RmArgs, out: &mut Output) -> Outco
 fn remove(transaction: &mut Transaction, args: &RmArgs, path: &[u8]) -> Result<(), Failure> {
     let found = match transaction.filesystem().resolve(path, butternut::Follow::NotLast) {
         Err(Error::NotFound) if args.force => return Ok(()),
-        found => found.map_err(|error| failed(path, &error))?,
+        found => found.map_err(|error| transaction.failed(path, &error))?,
     };
     if found == transaction.filesystem().root() {
         return Err(Failure::new(

@@ -51,8 +51,8 @@ const GET_INFO: u32 = 0x81f8_943c;
 const READ_ONLY: u64 = 1 << 1;
 const BY_ID: u64 = 1 << 4;
 
-/// Maximum number of bytes that the kernel appends to a file before it sends some of them: it limits
-/// the dirty pages of a FUSE mount to a few percent of what may be dirty.
+/// Maximum number of bytes that the kernel appends to a file before it sends some of them: it
+/// limits the dirty pages of a FUSE mount to a few percent of what may be dirty.
 const UNSENT_BYTES_MAX: u64 = 1 << 30;
 /// Mode of a new subvolume, without the umask of the caller.
 const PERMISSIONS: u32 = 0o777;
