@@ -7,6 +7,9 @@ use std::io;
 
 use butternut::Error;
 
+/// Exit status of a usage error.
+pub(crate) const USAGE_STATUS: u8 = 2;
+
 /// Why a command ended early.
 #[derive(Debug)]
 pub(crate) enum Failure {

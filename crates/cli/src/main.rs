@@ -21,11 +21,10 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::Cli;
-use failure::{Completion, Failure, Outcome};
+use failure::{Completion, Failure, Outcome, USAGE_STATUS};
 use output::{Output, reporter, stderr_line, stderr_lines};
 
-/// Exit status of a usage error; `check` uses that of fsck(8).
-pub(crate) const USAGE_STATUS: u8 = 2;
+/// Exit status of a usage error of `check`, which is that of fsck(8).
 const CHECK_USAGE_STATUS: u8 = 16;
 
 fn main() -> ExitCode {

@@ -285,8 +285,9 @@ impl DiskFile {
     }
 
     /// Claims a block device exclusively that the caller's mount has held until now (law 5). Waits
-    /// for at most `wait` until no other program holds it. Returns whether others could write to the
-    /// disk meanwhile: nothing is done for other disks, which this process has held since the open.
+    /// for at most `wait` until no other program holds it. Returns whether others could write to
+    /// the disk meanwhile: nothing is done for other disks, which this process has held since the
+    /// open.
     ///
     /// # Errors
     /// `EBUSY`: another program holds the device. It may have written to it.

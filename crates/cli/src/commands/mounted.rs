@@ -1,8 +1,8 @@
 //! Subvolumes of a mounted volume, by the calls that a mount of this project and the kernel's btrfs
 //! serve. The commands name their paths as any program does: `subvolume create MOUNT/PATH`.
 //!
-//! 1. An argument that is a directory, or does not exist below one in a mounted volume, is a path of
-//!    that volume. Any other one names a volume that is not mounted, unless it is a file in a
+//! 1. An argument that is a directory, or does not exist below one in a mounted volume, is a path
+//!    of that volume. Any other one names a volume that is not mounted, unless it is a file in a
 //!    mounted volume and nothing names a path in it.
 //! 2. Data that other programs have written is in a snapshot: it is synced first.
 
@@ -18,9 +18,10 @@ use butternut_sys::{mounts, subvolume_calls};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::transaction::received;
 use crate::args::GlobalArgs;
 use crate::control::device_number;
-use crate::failure::{Completion, Failure, Outcome};
+use crate::failure::{Completion, Failure, Outcome, USAGE_STATUS};
 use crate::output::json::Object;
 use crate::output::{Output, json, stderr_line, text};
 
@@ -193,7 +194,7 @@ pub(crate) fn set_read_only(
     let root = open(path).map_err(|error| failed(path, &error))?;
     let info = subvolume_calls::info(root.as_fd()).map_err(|error| failed(path, &error))?;
     if !read_only && !force && info.is_received {
-        return Err(super::property::received(path.as_os_str().as_bytes()));
+        return Err(received(path.as_os_str().as_bytes()));
     }
     rustix::fs::syncfs(&root).map_err(|error| failed(path, &error.into()))?;
     subvolume_calls::set_read_only(root.as_fd(), read_only)
@@ -244,5 +245,5 @@ fn failed(path: &Path, error: &io::Error) -> Failure {
 /// Reports a usage error that depends on what the arguments are.
 pub(crate) fn usage(why: &str) -> Completion {
     stderr_line(&format!("usage: {why} (--help shows both forms of the command)"));
-    Completion::Status(crate::USAGE_STATUS)
+    Completion::Status(USAGE_STATUS)
 }

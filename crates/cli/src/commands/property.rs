@@ -8,7 +8,7 @@ use butternut::Follow;
 
 use crate::args::{GlobalArgs, PropertyGetArgs, PropertySetArgs};
 use crate::commands::mounted;
-use crate::commands::transaction::{Transaction, failed};
+use crate::commands::transaction::{Transaction, failed, received};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::json::Object;
 use crate::output::{Output, json, text};
@@ -77,12 +77,6 @@ pub(crate) fn set(global: &GlobalArgs, args: &PropertySetArgs, out: &mut Output)
     set.map_err(|error| transaction.failed(&path, &error))?;
     transaction.record("changed", &path);
     transaction.finish(global, out, |object| object.put("ro", value))
-}
-
-/// The failure of making a received subvolume writable without --force.
-pub(crate) fn received(path: &[u8]) -> Failure {
-    Failure::new(text::escaped(path), "the subvolume was received")
-        .hint("it cannot be the parent of later streams once it is writable; -f does it")
 }
 
 fn require_subvolume(is_subvolume: bool, path: &[u8]) -> Result<(), Failure> {

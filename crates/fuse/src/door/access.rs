@@ -32,7 +32,7 @@ impl Door {
     /// no permissions allows it to every caller.
     ///
     /// # Errors
-    /// `EROFS` for a read-only subvolume, whoever the caller is; `EACCES`; errors of reading the
+    /// `EROFS` for a read-only subvolume, to every caller; `EACCES`; errors of reading the
     /// attributes.
     pub(super) fn may_write_to_directory(&self, header: &InHeader, dir: FileId) -> ErrnoResult<()> {
         self.filesystem.check_writable(dir)?;

@@ -55,9 +55,9 @@ impl DeviceMount {
         Ok(Self { connection: Arc::new(connection), detached })
     }
 
-    /// Lets a filesystem on the device notice the end of this mount. Called as soon as the volume is
-    /// open: the kernel releases the device when this is dropped, and the filesystem may still have
-    /// changes to write.
+    /// Lets a filesystem on the device notice the end of this mount. Called as soon as the volume
+    /// is open: the kernel releases the device when this is dropped, and the filesystem may still
+    /// have changes to write.
     pub fn watch(&self, filesystem: &Filesystem) {
         // A strong reference would keep the connection from ending.
         let connection = Arc::downgrade(&self.connection);
