@@ -15,6 +15,7 @@
 //! | `ioctl_flags` | IOCTL: inode flags (`chattr`) |
 //! | `ioctl_volume` | IOCTL: label, trim, shutdown |
 //! | `ioctl_subvolume` | IOCTL: subvolumes and snapshots |
+//! | `unsent` | data that the kernel has cached and not sent |
 //! | `deferred` | replies that wait for the kernel's writeback, or take long |
 //! | `access` | whether a caller may write to a directory, where the kernel has not checked it |
 //! | `caller` | groups and capabilities of a caller |
@@ -33,6 +34,7 @@ mod names;
 pub(crate) mod negotiation;
 mod open;
 mod seek;
+mod unsent;
 mod write;
 mod xattrs;
 
@@ -259,14 +261,6 @@ impl Door {
     /// Makes the kernel fetch the attributes of a file again.
     fn invalidate_attributes(&self, node: u64) {
         connection::invalidate_attributes(&self.device, node);
-    }
-
-    /// Makes the kernel write back its dirty pages of every file that is open for writing, and
-    /// waits for that. Worker threads must serve the WRITE requests.
-    pub(crate) fn write_back_kernel_pages(&self) {
-        for id in self.handles.open_for_write() {
-            connection::invalidate_pages(&self.device, self.nodes.node_id(id));
-        }
     }
 
     /// Commits. The close returns the same errors again: the result of this may reach no caller.

@@ -1,7 +1,7 @@
 //! The end of receiving a subvolume: it becomes read-only and gets the UUID of its source.
 
 use crate::subvolume::uuid_tree::UuidTree;
-use crate::{Error, Filesystem, Result};
+use crate::{Filesystem, Result};
 use butternut_format::inode::Time;
 use butternut_format::key::ItemType;
 use butternut_format::root::RootFlags;
@@ -18,15 +18,9 @@ impl Filesystem {
         self.subvolume_tree(id)?;
         self.write_back_subvolume(write_state, id)?;
         let alone = write_state.merges.write();
-        let root = self.forest().root_item(TreeId(id))?;
-        let (_, root) = root.ok_or_else(|| Error::NoSubvolume { what: id.to_string() })?;
-        let received = |uuid: Uuid| (ItemType::UUID_RECEIVED_SUBVOL, uuid);
-        // A snapshot of a received parent has the UUID of the parent's source until now.
-        let old = root.history().map(|history| Uuid(history.received_uuid));
-        let old = old.filter(|old| !old.is_nil() && *old != uuid);
-        let (new, old) = ([received(uuid)], old.map(received));
-        let all: Vec<_> = new.iter().chain(old.iter()).copied().collect();
-        let uuid_tree = UuidTree::of(self.forest(), &all);
+        // It has no such UUID yet: a new subvolume and a writable snapshot get none.
+        let received = [(ItemType::UUID_RECEIVED_SUBVOL, uuid)];
+        let uuid_tree = UuidTree::of(self.forest(), &received);
         let now = write_state.clock.now();
         self.forest().commit_with(ReservationLevel::Normal, |at_commit| -> Result<()> {
             let generation = at_commit.generation();
@@ -38,8 +32,7 @@ impl Filesystem {
                 raw.stime = Time::default().into();
                 raw.rtime = now.into();
             })?;
-            uuid_tree.remove(at_commit, old.as_slice(), TreeId(id))?;
-            uuid_tree.add(at_commit, &new, TreeId(id))
+            uuid_tree.add(at_commit, &received, TreeId(id))
         })?;
         write_state.close_subvolume(id);
         drop(alone);

@@ -51,9 +51,6 @@ const GET_INFO: u32 = 0x81f8_943c;
 const READ_ONLY: u64 = 1 << 1;
 const BY_ID: u64 = 1 << 4;
 
-/// Maximum number of bytes that the kernel appends to a file before it sends some of them: it
-/// limits the dirty pages of a FUSE mount to a few percent of what may be dirty.
-const UNSENT_BYTES_MAX: u64 = 1 << 30;
 /// Mode of a new subvolume, without the umask of the caller.
 const PERMISSIONS: u32 = 0o777;
 const STICKY: u32 = 0o1000;
@@ -161,10 +158,10 @@ impl Door {
         let is_read_only = arguments.flags_2() & READ_ONLY != 0;
         let access =
             if is_read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
-        let nodes = self.writers_in(source.subvolume);
+        let unsent = self.unsent_data(|id| id.subvolume == source.subvolume);
         let device = Arc::clone(request.device);
         self.change_name(request, name, move |filesystem, name| {
-            write_back(&device, &nodes);
+            unsent.write_back(&device);
             filesystem.snapshot(source.subvolume, dir, name, access).map(drop)
         })
     }
@@ -251,14 +248,14 @@ impl Door {
             return Err(Errno::EOPNOTSUPP);
         }
         self.may_change(request)?;
-        let nodes = self.writers_in(root.subvolume);
+        let unsent = self.unsent_data(|id| id.subvolume == root.subvolume);
         // The kernel would go on accepting writes of open files, and lose them.
-        if self.options.writes_back() && flags & READ_ONLY != 0 && !nodes.is_empty() {
+        if self.options.writes_back() && flags & READ_ONLY != 0 && !unsent.is_empty() {
             return Err(Errno::EBUSY);
         }
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
-            write_back(&device, &nodes);
+            unsent.write_back(&device);
             filesystem.set_subvolume_read_only(root.subvolume, flags & READ_ONLY != 0)?;
             reply.push(&IoctlOut::default())
         })
@@ -325,15 +322,6 @@ impl Door {
         if is_writable { Ok(()) } else { Err(Errno::EROFS) }
     }
 
-    /// Returns the nodes of a subvolume whose pages the kernel may not have written back, with the
-    /// sizes of their files.
-    fn writers_in(&self, subvolume: u64) -> Vec<(u64, u64)> {
-        let open = self.handles.open_for_write().into_iter();
-        let inside = open.filter(|id| id.subvolume == subvolume);
-        let size = |id| self.filesystem.stat(id).map_or(0, |stat| stat.size);
-        inside.map(|id| (self.nodes.node_id(id), size(id))).collect()
-    }
-
     fn change_name(
         &self,
         request: &Request<'_>,
@@ -360,18 +348,6 @@ impl Door {
             connection::invalidate_attributes(&device, parent);
             reply.push(&IoctlOut::default())
         })
-    }
-}
-
-/// Makes the kernel write back its dirty pages of some nodes (law 3).
-fn write_back(device: &std::os::fd::OwnedFd, nodes: &[(u64, u64)]) {
-    for (node, size) in nodes {
-        // Without an end it would follow a program that appends, for ever.
-        connection::invalidate_page_range(
-            device,
-            *node,
-            &(0..size.saturating_add(UNSENT_BYTES_MAX)),
-        );
     }
 }
 

@@ -131,14 +131,11 @@ impl Door {
             self.is_shut_down.store(true, Ordering::Release);
             return reply.push(&IoctlOut::default()).map(|()| Outcome::Reply);
         }
-        let nodes: Vec<u64> =
-            self.handles.open_for_write().into_iter().map(|id| self.nodes.node_id(id)).collect();
+        let unsent = self.unsent_data(|_| true);
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         let is_shut_down = Arc::clone(&self.is_shut_down);
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
-            for node in nodes {
-                connection::invalidate_pages(&device, node);
-            }
+            unsent.write_back(&device);
             filesystem.sync()?;
             filesystem.abandon();
             is_shut_down.store(true, Ordering::Release);

@@ -1,0 +1,247 @@
+//! Names in the log: an fsync of a file or directory after its names changed needs no commit, and a
+//! crash right after it leaves every inode with exactly the names of one of its earlier states.
+
+use crate::volume::TestVolume;
+use butternut::{
+    FileId, FileKind, Filesystem, Follow, MountOptions, NewInode, RenameFlags, Tunables,
+};
+use butternut_mkfs::MkfsOptions;
+use std::collections::BTreeMap;
+
+fn options() -> MountOptions {
+    let tunables = Tunables::default().log_tree(true);
+    MountOptions::default().read_only(false).commit_seconds(0).tunables(tunables)
+}
+
+fn at(fs: &Filesystem, path: &str) -> FileId {
+    if path.is_empty() {
+        return fs.root();
+    }
+    fs.resolve(path.as_bytes(), Follow::NotLast).unwrap()
+}
+
+/// Splits a path into the directory's id and the last name.
+fn split<'a>(fs: &Filesystem, path: &'a str) -> (FileId, &'a [u8]) {
+    let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+    (if dir.is_empty() { fs.root() } else { at(fs, dir) }, name.as_bytes())
+}
+
+/// Runs one operation: `mkdir P`, `create P`, `write P`, `mv P Q`, `swap P Q`, `ln P Q`, `rm P`,
+/// `rmdir P`, `symlink P`, `fsync P`, `fsyncdir P`, `sync`.
+fn run(fs: &Filesystem, operation: &str) {
+    let words: Vec<&str> = operation.split(' ').collect();
+    match words[..] {
+        ["mkdir", path] => {
+            let (dir, name) = split(fs, path);
+            fs.mkdir(dir, name, &NewInode::new(0o755)).unwrap();
+        }
+        ["create", path] => {
+            let (dir, name) = split(fs, path);
+            fs.create(dir, name, &NewInode::new(0o644)).unwrap();
+        }
+        ["write", path] => {
+            // The content says which file it is.
+            let (dir, name) = split(fs, path);
+            let id = fs.create(dir, name, &NewInode::new(0o644)).unwrap();
+            fs.open_file(id).unwrap().write_all_at(0, path.as_bytes()).unwrap();
+        }
+        ["mv", from, to] => {
+            fs.rename(split(fs, from), split(fs, to), RenameFlags::default()).unwrap();
+        }
+        ["swap", from, to] => {
+            let flags = RenameFlags { exchange: true, ..RenameFlags::default() };
+            fs.rename(split(fs, from), split(fs, to), flags).unwrap();
+        }
+        ["ln", from, to] => {
+            let (dir, name) = split(fs, to);
+            fs.link(at(fs, from), dir, name).unwrap();
+        }
+        ["rm", path] => {
+            let (dir, name) = split(fs, path);
+            fs.unlink(dir, name).unwrap();
+        }
+        ["rmdir", path] => {
+            let (dir, name) = split(fs, path);
+            fs.rmdir(dir, name).unwrap();
+        }
+        ["symlink", path] => {
+            let (dir, name) = split(fs, path);
+            fs.symlink(dir, name, b"target", &NewInode::new(0o777)).unwrap();
+        }
+        ["fsync", path] => fs.open_file(at(fs, path)).unwrap().sync_all().unwrap(),
+        ["fsyncdir", path] => fs.sync_directory(at(fs, path)).unwrap(),
+        ["sync"] => {
+            fs.sync().unwrap();
+        }
+        _ => panic!("no operation {operation}"),
+    }
+}
+
+/// Everything in a directory, by path: `dir`, `link to` its target, or a file's content.
+fn list(fs: &Filesystem) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let mut dirs = vec![(fs.root(), String::new())];
+    while let Some((dir, path)) = dirs.pop() {
+        for entry in fs.read_dir(dir, 0).unwrap() {
+            let entry = entry.unwrap();
+            let name = String::from_utf8(entry.name.clone()).unwrap();
+            if name == "." || name == ".." {
+                continue;
+            }
+            let path = if path.is_empty() { name } else { format!("{path}/{name}") };
+            let id = at(fs, &path);
+            let what = match fs.stat(id).unwrap().kind {
+                FileKind::Directory => {
+                    dirs.push((id, path.clone()));
+                    "dir".to_owned()
+                }
+                FileKind::Symlink => {
+                    format!("link to {}", String::from_utf8_lossy(&fs.read_link(id).unwrap()))
+                }
+                FileKind::File => {
+                    let file = fs.open_file(id).unwrap();
+                    let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
+                    file.read_exact_at(0, &mut bytes).unwrap();
+                    String::from_utf8(bytes).unwrap()
+                }
+                FileKind::CharDevice
+                | FileKind::BlockDevice
+                | FileKind::Fifo
+                | FileKind::Socket => "special".to_owned(),
+            };
+            found.insert(path, what);
+        }
+    }
+    found
+}
+
+/// Commits `before`, runs `after`, whose last operation is an fsync that writes to the log, and
+/// crashes.
+fn check(before: &[&str], after: &[&str], want: &[(&str, &str)]) {
+    check_as(true, before, after, want);
+}
+
+/// As [`check`]; `is_logged`: the last fsync writes to the log, and does not commit.
+fn check_as(is_logged: bool, before: &[&str], after: &[&str], want: &[(&str, &str)]) {
+    let volume = TestVolume::of(128 << 20, &MkfsOptions::default());
+    let fs = Filesystem::open_devices(volume.devices(), &options()).unwrap();
+    for operation in before {
+        run(&fs, operation);
+    }
+    run(&fs, "sync");
+    let (commits, fast) = (fs.stats().commits, fs.sync_counts().fast);
+    for operation in after {
+        run(&fs, operation);
+    }
+    let is_committed = fs.stats().commits > commits;
+    assert_eq!(is_committed, !is_logged, "{after:?}: {:?}", fs.sync_counts());
+    assert!(!is_logged || fs.sync_counts().fast > fast, "{after:?}");
+    let crashed = volume.copy();
+    fs.abandon();
+    let want: BTreeMap<String, String> =
+        want.iter().map(|(path, what)| ((*path).to_owned(), (*what).to_owned())).collect();
+    for read_only in [true, false] {
+        let fs =
+            Filesystem::open_devices(crashed.devices(), &options().read_only(read_only)).unwrap();
+        assert!(fs.notices().is_empty(), "{after:?}: {:?}", fs.notices());
+        assert_eq!(list(&fs), want, "{after:?}, read_only: {read_only}");
+        fs.close().unwrap();
+    }
+    crashed.check();
+}
+
+#[test]
+fn a_renamed_file_has_its_new_name_only() {
+    check(&["write a"], &["mv a b", "fsync b"], &[("b", "a")]);
+    check(&["mkdir d", "write a"], &["mv a d/b", "fsync d/b"], &[("d", "dir"), ("d/b", "a")]);
+    // The file that is replaced is deleted.
+    check(&["write a", "write b"], &["mv a b", "fsync b"], &[("b", "a")]);
+    check(&["write a"], &["mv a b", "fsync b", "mv b a", "fsync a"], &[("a", "a")]);
+}
+
+#[test]
+fn what_had_the_new_name_is_not_lost() {
+    let both = &["write a", "write b"];
+    check(both, &["swap a b", "fsync a"], &[("a", "b"), ("b", "a")]);
+    check(both, &["mv a t", "mv b a", "mv t b", "fsync a"], &[("a", "b"), ("b", "a")]);
+    check(both, &["mv b c", "mv a b", "fsync b"], &[("b", "a"), ("c", "b")]);
+    // A name that was replaced is never missing.
+    check(both, &["ln b c", "mv a b", "fsync c"], &[("b", "a"), ("c", "b")]);
+    check(both, &["mv a c", "mv b a", "fsync c"], &[("a", "b"), ("c", "a")]);
+}
+
+#[test]
+fn hard_links_come_and_go_with_an_fsync() {
+    check(&["write a"], &["ln a b", "fsync a"], &[("a", "a"), ("b", "a")]);
+    check(&["write a", "ln a b"], &["rm a", "fsync b"], &[("b", "a")]);
+    check(
+        &["write a", "ln a b"],
+        &["fsync a", "rm a", "rm b", "write a", "fsync a"],
+        &[("a", "a")],
+    );
+}
+
+#[test]
+fn a_new_file_brings_its_new_directories() {
+    let want = &[("d", "dir"), ("d/e", "dir"), ("d/e/f", "d/e/f")];
+    check(&[], &["mkdir d", "mkdir d/e", "write d/e/f", "fsync d/e/f"], want);
+    let want = &[("a", "dir"), ("a/x", "a/x"), ("b", "dir"), ("b/f", "a/f")];
+    check(&["mkdir a", "write a/f"], &["mv a b", "mkdir a", "write a/x", "fsync a/x"], want);
+}
+
+#[test]
+fn directories_that_moved_make_no_circle() {
+    check(
+        &["mkdir a", "mkdir a/sub", "write a/f"],
+        &["mv a/sub sub", "mv a sub/a", "fsyncdir sub/a"],
+        &[("sub", "dir"), ("sub/a", "dir"), ("sub/a/f", "a/f")],
+    );
+}
+
+#[test]
+fn a_directory_has_the_entries_of_its_fsync() {
+    check(
+        &["mkdir d", "mkdir e", "write d/f", "write d/g", "write d/h"],
+        &["mv d/f e/f", "rm d/g", "create d/i", "symlink d/s", "mkdir d/k", "fsyncdir d"],
+        &[
+            ("d", "dir"),
+            ("d/h", "d/h"),
+            ("d/i", ""),
+            ("d/k", "dir"),
+            ("d/s", "link to target"),
+            ("e", "dir"),
+            ("e/f", "d/f"),
+        ],
+    );
+    // A file that was synced before its name was removed.
+    check(&["mkdir d"], &["write d/f", "fsync d/f", "rm d/f", "fsyncdir d"], &[("d", "dir")]);
+}
+
+#[test]
+fn files_outlive_a_directory_that_they_left() {
+    check(&["mkdir d", "write d/f"], &["mv d/f g", "rmdir d", "fsync g"], &[("g", "d/f")]);
+    check(
+        &["mkdir d", "mkdir e", "write d/f"],
+        &["mv d/f e/f", "rmdir d", "fsyncdir "],
+        &[("e", "dir"), ("e/f", "d/f")],
+    );
+    check(
+        &[],
+        &["mkdir n", "write n/f", "fsync n/f", "mv n/f g", "rmdir n", "mkdir n", "fsyncdir n"],
+        &[("g", "n/f"), ("n", "dir")],
+    );
+}
+
+#[test]
+fn a_file_that_replaced_another_is_not_empty() {
+    let linked = &["write a", "ln a b"];
+    let want = &[("a", "t"), ("b", "a")];
+    check_as(false, &["write a"], &["write t", "mv t a", "fsyncdir "], &[("a", "t")]);
+    check_as(false, linked, &["write t", "mv t a", "fsync b"], want);
+    // It replaces no file, so its data was not written first.
+    let moved = &["write b", "mv a c", "mv b a", "fsync c"];
+    check(&["write a"], moved, &[("a", ""), ("c", "a")]);
+    // A sync of the new file before it replaces the other one makes the commit needless.
+    check(&["write a"], &["write t", "fsync t", "mv t a", "fsyncdir "], &[("a", "t")]);
+    check(linked, &["write t", "fsync t", "mv t a", "fsync b"], want);
+}

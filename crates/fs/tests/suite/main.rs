@@ -1,0 +1,61 @@
+//! The tests of the library, as one program, because each program is linked with the whole engine.
+//! Tests that count the allocations of their process are programs of their own.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::manual_assert,
+    clippy::cast_possible_truncation,
+    reason = "tests panic on failure, print what is left out, and their numbers are small"
+)]
+
+mod admin;
+mod commit_budgets;
+mod damage;
+mod damaged_names;
+mod damaged_neighbour;
+mod device_failures;
+mod end_writes;
+mod hostile_chunks;
+mod hostile_entries;
+mod hostile_order;
+mod hostile_space;
+mod identity;
+#[path = "../image/mod.rs"]
+mod image;
+mod kernel;
+mod kernel_accounts;
+mod kernel_compare;
+mod kernel_history;
+#[path = "../kernel_image/mod.rs"]
+mod kernel_image;
+mod kernel_references;
+mod kernel_send;
+mod kernel_subvolumes;
+mod kernel_writes;
+mod lanes;
+mod leaf;
+mod log_names;
+mod log_space;
+mod memory_bounds;
+mod orphans;
+mod page_cache;
+mod paths;
+mod preallocated_again;
+mod queue;
+mod queue_devices;
+mod queue_nowait;
+mod receive;
+mod sealed_files;
+mod space_returns;
+mod stable_pages;
+mod std_io;
+mod subvolumes;
+mod tunables;
+mod volume;
+mod write_attributes;
+mod write_compression;
+mod write_data;
+mod write_errors;
+mod write_full;
+mod write_names;

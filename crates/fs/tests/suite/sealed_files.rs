@@ -1,0 +1,121 @@
+//! Files sealed by fs-verity: they can be read, renamed and deleted, and never changed.
+//!
+//! The kernel seals files only if it is built with fs-verity, so the test sets the flag itself.
+
+use crate::volume::{TestVolume, names, new};
+use butternut::format::checksum::ChecksumKind;
+use butternut::queue::{IoFlags, QueueOptions};
+use butternut::server::FileExt;
+use butternut::{Allocate, AttributeFlags, Buffer, Follow, Privileges, RenameFlags, SetAttributes};
+use butternut_mkfs::MkfsOptions;
+
+const NODE_BYTES: usize = 16384;
+const HEADER_BYTES: usize = 101;
+const ITEM_BYTES: usize = 25;
+const INODE_ITEM: u8 = 1;
+
+/// Offset of the flags in an inode item, and the bit of `BTRFS_INODE_RO_VERITY`.
+const FLAGS_AT: usize = 64;
+const VERITY: u64 = 1 << 32;
+
+/// Sets the flag of one inode in every leaf that contains it.
+fn seal(volume: &TestVolume, ino: u64) {
+    let device = volume.devices().remove(0);
+    let mut fsid = [0; 16];
+    device.read_at(65536 + 0x20, &mut fsid).unwrap();
+    let mut sealed = 0;
+    let mut block = vec![0; NODE_BYTES];
+    for at in (1 << 20..device.bytes()).step_by(NODE_BYTES) {
+        device.read_at(at, &mut block).unwrap();
+        if block[0x20..0x30] != fsid || block[100] != 0 {
+            continue;
+        }
+        let word = |block: &[u8], at: usize| {
+            usize::try_from(u32::from_le_bytes(block[at..at + 4].try_into().unwrap())).unwrap()
+        };
+        let items = (0..word(&block, 96)).map(|slot| HEADER_BYTES + slot * ITEM_BYTES);
+        let mut found = items.filter(|item| {
+            block[*item..item + 8] == ino.to_le_bytes() && block[item + 8] == INODE_ITEM
+        });
+        let Some(item) = found.next() else { continue };
+        let flags = HEADER_BYTES + word(&block, item + 17) + FLAGS_AT;
+        let old = u64::from_le_bytes(block[flags..flags + 8].try_into().unwrap());
+        block[flags..flags + 8].copy_from_slice(&(old | VERITY).to_le_bytes());
+        let digest = ChecksumKind::Crc32c.compute(&block[32..]);
+        block[..32].copy_from_slice(&digest);
+        device.write_at(at, &block).unwrap();
+        sealed += 1;
+    }
+    assert!(sealed > 0);
+}
+
+#[test]
+fn a_sealed_file_refuses_every_change_of_its_bytes() {
+    let volume = TestVolume::of(128 << 20, &MkfsOptions::default());
+    let fs = volume.open();
+    let content = vec![5; 50_000];
+    for name in [&b"sealed"[..], b"copy"] {
+        let id = fs.create(fs.root(), name, &new(0o644)).unwrap();
+        fs.open_file(id).unwrap().write_at(0, &content).unwrap();
+    }
+    let id = fs.resolve(b"sealed", Follow::Last).unwrap();
+    fs.close().unwrap();
+    seal(&volume, id.ino);
+    let fs = volume.open();
+    assert!(fs.attribute_flags(id).unwrap().contains(AttributeFlags::VERITY));
+    let file = fs.open_file(id).unwrap();
+    let copy = fs.open_file(fs.resolve(b"copy", Follow::Last).unwrap()).unwrap();
+    let page = vec![7; 4096];
+    let keep = Privileges::Keep;
+    let late = SetAttributes { is_late: true, ..SetAttributes::size(1) };
+    let checked = fs.open_file(id).unwrap().checked_at_open();
+    let mut attempts = vec![
+        file.write_at(0, b"x").map(drop),
+        file.write_at(0, b"").map(drop),
+        file.append(b"x", keep).map(drop),
+        file.write_direct(0, &page, keep).map(drop),
+        file.write_uncached(0, &page, keep).map(drop),
+        file.write_from_cache(0, &page).map(drop),
+        file.write_from_cache(0, &vec![7; 1 << 20]).map(drop),
+        file.truncate(0),
+        file.truncate(60_000),
+        file.copy_range(0, &copy, 0, 4096).map(drop),
+        fs.set_attributes(id, &SetAttributes::size(1)).map(drop),
+        fs.set_attributes(id, &late).map(drop),
+        checked.write_at(0, b"x").map(drop),
+        checked.write_direct(0, &page, keep).map(drop),
+        checked.truncate(7),
+    ];
+    for how in [
+        Allocate::Extend,
+        Allocate::KeepSize,
+        Allocate::PunchHole,
+        Allocate::Zero,
+        Allocate::ZeroKeepSize,
+    ] {
+        attempts.push(file.allocate(0..4096, how));
+        attempts.push(checked.allocate(0..4096, how));
+    }
+    for (nth, refused) in attempts.into_iter().enumerate() {
+        assert_eq!(refused.unwrap_err().errno(), 1, "number {nth}");
+    }
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    for flags in [IoFlags::default(), IoFlags::DIRECT, IoFlags::UNCACHED] {
+        queue.write(&file, 0, Buffer::copy_of(&page), flags, 1).unwrap();
+        let mut done = Vec::new();
+        queue.reap(1, None, &mut done);
+        assert_eq!(done.remove(0).result.unwrap_err().errno(), 1, "{flags:?}");
+    }
+    drop(queue);
+    let new_mode = SetAttributes { mode: Some(0o640), ..SetAttributes::default() };
+    fs.set_attributes(id, &new_mode).unwrap();
+    fs.rename((fs.root(), b"sealed"), (fs.root(), b"renamed"), RenameFlags::default()).unwrap();
+    let mut found = vec![0; 60_000];
+    assert_eq!(file.read_at(0, &mut found).unwrap(), 50_000);
+    assert!(found[..50_000] == content[..]);
+    drop((file, checked, copy));
+    fs.sync().unwrap();
+    fs.unlink(fs.root(), b"renamed").unwrap();
+    assert_eq!(names(&fs, fs.root()), ["copy"]);
+    volume.reopen(fs);
+}
