@@ -2,7 +2,7 @@
 
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 
-.PHONY: demo test test-long lint bench bench-lanes bench-fsync fio fuzz clean-mounts
+.PHONY: demo test test-long lint bench bench-lanes bench-fsync bench-snapshots fio fuzz clean-mounts
 
 # Makes volumes, mounts them with Butternut, compares, shows what is in them and how fast.
 demo:
@@ -40,6 +40,11 @@ bench-lanes:
 bench-fsync:
 	@scripts/setup
 	@scripts/bench-lanes --suite fsync $(ARGS)
+
+# Snapshots, deletions and streams, beside the kernel's btrfs and btrfs-progs.
+bench-snapshots:
+	@scripts/setup
+	@scripts/bench snapshots $(ARGS)
 
 # The fio engine, for the fio that is installed; skipped where fio's source cannot be had.
 fio:

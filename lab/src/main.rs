@@ -14,6 +14,7 @@ mod names;
 mod report;
 mod rig;
 mod scratch;
+mod snapshots;
 mod streams;
 mod writes;
 
@@ -49,12 +50,16 @@ struct Flags {
 enum Suite {
     /// Compare the I/O lanes with the raw device and the kernel's btrfs, xfs and ext4, through fio.
     Lanes(lanes::Flags),
+    /// Compare snapshots, deletions and streams with the kernel's btrfs and btrfs-progs.
+    Snapshots(snapshots::Flags),
 }
 
 fn main() -> Result<()> {
     let flags = Flags::parse();
-    if let Some(Suite::Lanes(flags)) = &flags.suite {
-        return lanes::run(flags);
+    match &flags.suite {
+        Some(Suite::Lanes(flags)) => return lanes::run(flags),
+        Some(Suite::Snapshots(flags)) => return snapshots::run_suite(flags),
+        None => {}
     }
     if let Some(image) = &flags.walk {
         return memory::walk(image);

@@ -5,7 +5,7 @@
 //! `FUSE_GETATTR` for the block counts; again, from the kernel's attribute cache; and after a
 //! remount, with nothing cached.
 
-use crate::report::{Column, Report};
+use crate::report::Report;
 use crate::rig::Rig;
 use crate::scratch::{Mount, Scratch};
 use anyhow::Result;
@@ -19,9 +19,9 @@ const MOUNTED_PHASES: [&str; 7] =
 
 pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<()> {
     let files = rig.size.names;
-    phase_rows(
-        report,
+    report.phases(
         "names",
+        "k/s",
         &PHASES,
         rig.size.repeats,
         &mut [
@@ -34,9 +34,9 @@ pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<
         ],
     )?;
     let files = rig.size.mounted_names;
-    phase_rows(
-        report,
+    report.phases(
         "names, mounted",
+        "k/s",
         &MOUNTED_PHASES,
         rig.size.repeats,
         &mut [
@@ -44,41 +44,6 @@ pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<
             ("kernel", &mut || posix(scratch.kernel()?, files)),
         ],
     )
-}
-
-type PhaseRunner<'a> = (&'static str, &'a mut dyn FnMut() -> Result<Vec<f64>>);
-
-/// Runs the contestants and prints a row for each phase. Each run of a contestant returns one
-/// sample for each phase.
-fn phase_rows(
-    report: &mut Report,
-    name: &str,
-    phases: &[&str],
-    repeats: usize,
-    contestants: &mut [PhaseRunner<'_>],
-) -> Result<()> {
-    if !report.is_selected(name) {
-        return Ok(());
-    }
-    let mut columns: Vec<Vec<Column>> = phases
-        .iter()
-        .map(|_| contestants.iter().map(|(name, _)| Column { name, samples: Vec::new() }).collect())
-        .collect();
-    for repeat in 0..repeats {
-        let mut order: Vec<usize> = (0..contestants.len()).collect();
-        if repeat % 2 == 1 {
-            order.reverse();
-        }
-        for index in order {
-            for (phase, sample) in (contestants[index].1)()?.into_iter().enumerate() {
-                columns[phase][index].samples.push(sample);
-            }
-        }
-    }
-    for (phase, columns) in phases.iter().zip(&columns) {
-        report.print(&format!("{name}: {phase}"), "k/s", columns)?;
-    }
-    Ok(())
 }
 
 /// Returns thousands of files per second of a phase.

@@ -9,6 +9,9 @@ pub(crate) struct Column {
     pub(crate) samples: Vec<f64>,
 }
 
+/// A contestant that goes through several phases, and returns one sample for each.
+pub(crate) type PhaseRunner<'a> = (&'static str, &'a mut dyn FnMut() -> Result<Vec<f64>>);
+
 pub(crate) struct Report {
     only: String,
     rows: usize,
@@ -39,17 +42,41 @@ impl Report {
             .iter()
             .map(|(name, _)| Column { name, samples: Vec::with_capacity(repeats) })
             .collect();
-        for repeat in 0..repeats {
-            let mut order: Vec<usize> = (0..columns.len()).collect();
-            if repeat % 2 == 1 {
-                order.reverse();
-            }
-            for index in order {
-                let sample = (contestants[index].1)()?;
-                columns[index].samples.push(sample);
-            }
+        for index in alternating(columns.len(), repeats) {
+            let sample = (contestants[index].1)()?;
+            columns[index].samples.push(sample);
         }
         self.print(name, unit, &columns)
+    }
+
+    /// As [`Self::row`], with a row for each phase.
+    pub(crate) fn phases(
+        &mut self,
+        name: &str,
+        unit: &str,
+        phases: &[&str],
+        repeats: usize,
+        contestants: &mut [PhaseRunner<'_>],
+    ) -> Result<()> {
+        if !self.is_selected(name) {
+            return Ok(());
+        }
+        let mut columns: Vec<Vec<Column>> = phases
+            .iter()
+            .map(|_| {
+                let column = |(name, _): &PhaseRunner<'_>| Column { name, samples: Vec::new() };
+                contestants.iter().map(column).collect()
+            })
+            .collect();
+        for index in alternating(contestants.len(), repeats) {
+            for (phase, sample) in (contestants[index].1)()?.into_iter().enumerate() {
+                columns[phase][index].samples.push(sample);
+            }
+        }
+        for (phase, columns) in phases.iter().zip(&columns) {
+            self.print(&format!("{name}: {phase}"), unit, columns)?;
+        }
+        Ok(())
     }
 
     /// Prints a row of one value, such as a count or a size.
@@ -90,6 +117,22 @@ impl Report {
         anyhow::ensure!(self.rows > 0, "no row's name contains '{}'", self.only);
         Ok(())
     }
+}
+
+/// Returns the indices of the contestants in the order in which they run: A B B A ...
+fn alternating(contestants: usize, repeats: usize) -> Vec<usize> {
+    let forward = 0..contestants;
+    let backward = forward.clone().rev();
+    (0..repeats)
+        .flat_map(|repeat| {
+            let order: Vec<usize> = if repeat % 2 == 0 {
+                forward.clone().collect()
+            } else {
+                backward.clone().collect()
+            };
+            order
+        })
+        .collect()
 }
 
 fn show(value: f64) -> String {

@@ -202,7 +202,7 @@ pub(crate) fn next(state: &mut u64) -> u64 {
 }
 
 /// Writes bytes that do not compress, the same in every run.
-fn write_noise(path: &Path, bytes: u64) -> Result<()> {
+pub(crate) fn write_noise(path: &Path, bytes: u64) -> Result<()> {
     let mut file = File::create(path)?;
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut block = vec![0_u8; 1 << 20];

@@ -42,6 +42,11 @@ impl Scratch {
     /// Formats the volume and opens it for writing through the library.
     pub(crate) fn library(&self) -> Result<Filesystem> {
         self.reformat()?;
+        self.open()
+    }
+
+    /// Opens the volume for writing through the library.
+    pub(crate) fn open(&self) -> Result<Filesystem> {
         let options = MountOptions::default().read_only(false);
         Ok(Filesystem::open(&[DevicePath::from(&self.device)], &options)?)
     }
@@ -58,7 +63,8 @@ impl Scratch {
         self.mount(true)
     }
 
-    fn mount(&self, is_butternut: bool) -> Result<Mount<'_>> {
+    /// Mounts the volume with Butternut, or with the kernel.
+    pub(crate) fn mount(&self, is_butternut: bool) -> Result<Mount<'_>> {
         let (device, mount_point) = (text(&self.device), text(&self.mount_point));
         if is_butternut {
             run(text(&self.butternut), &["mount", device, mount_point, "-o", "rw"])?;

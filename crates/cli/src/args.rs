@@ -349,7 +349,7 @@ pub(crate) enum Command {
     /// Remove files and directory trees
     #[command(after_help = CHANGE_HELP)]
     Rm(RmArgs),
-    /// Move and rename files
+    /// Move and rename files and subvolumes
     #[command(after_help = CHANGE_HELP)]
     Mv(MvArgs),
     /// Create hard and symbolic links

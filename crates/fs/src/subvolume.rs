@@ -6,6 +6,7 @@ pub(crate) mod create;
 mod delete;
 pub(crate) mod listings;
 mod properties;
+mod rename;
 pub(crate) mod roots;
 pub(crate) mod uuid_tree;
 

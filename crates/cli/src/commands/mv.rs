@@ -1,4 +1,6 @@
-//! `mv`: moves and renames files within a subvolume.
+//! `mv`: moves and renames files within a subvolume, and subvolumes.
+//!
+//! The rename of a subvolume commits at once, so it is alone in its transaction.
 
 use butternut::{FileKind, Follow, RenameFlags};
 
@@ -55,7 +57,15 @@ fn rename(
 ) -> Result<(), Failure> {
     let moved = transaction.find(&from.path, Follow::NotLast)?;
     let shown = WalkPath::new(from.path.clone());
-    refuse_subvolume(from.dir, &transaction.stat(moved, &from.path)?, &shown, "moved")?;
+    let stat = transaction.stat(moved, &from.path)?;
+    let is_subvolume = stat.id.is_subvolume_root() && stat.id.subvolume != from.dir.subvolume;
+    if is_subvolume && args.paths.len() > 2 {
+        return Err(Failure::new(text::escaped(&from.path), "is a subvolume among other files")
+            .hint("move it alone"));
+    }
+    if !is_subvolume {
+        refuse_subvolume(from.dir, &stat, &shown, "moved")?;
+    }
     let there = transaction.existing(to)?;
     if (from.dir, &from.name) == (to.dir, &to.name) {
         return Err(Failure::new(text::escaped(&from.path), "is already at the destination"));

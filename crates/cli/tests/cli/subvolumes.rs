@@ -54,6 +54,22 @@ fn subvolumes_are_created_shown_and_deleted() {
 }
 
 #[test]
+fn a_subvolume_is_moved_alone() {
+    let (_scratch, _file, image) = volume();
+    butternut(&["subvolume", "create", &image, "/a", "/b"]).ok();
+    butternut(&["mv", &image, "/a", "/renamed"]).ok();
+    butternut(&["mv", &image, "/renamed", "/b"]).ok();
+    let list = butternut(&["subvolume", "list", &image]).ok();
+    assert!(list.contains("path b/renamed"), "{list}");
+    butternut(&["mkdir", &image, "/dir"]).ok();
+    let refused = butternut(&["mv", &image, "/dir", "/b/renamed", "/"]).failure();
+    assert!(refused.contains("move it alone"), "{refused}");
+    let refused = butternut(&["mv", &image, "/b", "/b/renamed"]).failure();
+    assert!(refused.contains("below itself"), "{refused}");
+    check(&image);
+}
+
+#[test]
 fn the_default_subvolume_and_read_only_are_set() {
     let (_scratch, _, image) = volume();
     butternut(&["subvolume", "create", &image, "/a", "/b"]).ok();

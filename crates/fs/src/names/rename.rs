@@ -92,7 +92,10 @@ impl Filesystem {
     /// [`Error::CrossesSubvolumes`];
     /// [`Error::InvalidArgument`] for a directory that would become its own descendant and for
     /// flags that exclude each other; [`Error::NotPermitted`]; [`Error::Unsupported`] for a
-    /// subvolume.
+    /// subvolume, if it would be exchanged, replaced, or leave a whiteout.
+    ///
+    /// The rename of a subvolume is durable when this returns. It replaces no entry, and may cross
+    /// subvolumes.
     pub fn rename(
         &self,
         from: (FileId, &[u8]),
@@ -100,6 +103,25 @@ impl Filesystem {
         flags: RenameFlags,
     ) -> Result<()> {
         let _timed = self.timed(Operation::Rename);
+        match self.rename_inode(from, to, flags) {
+            Err(Error::CrossesSubvolumes | Error::Unsupported { .. })
+                if !flags.exchange
+                    && flags.whiteout.is_none()
+                    && self.rename_subvolume(from, to)? =>
+            {
+                Ok(())
+            }
+            renamed => renamed,
+        }
+    }
+
+    /// Renames anything but a subvolume.
+    fn rename_inode(
+        &self,
+        from: (FileId, &[u8]),
+        to: (FileId, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<()> {
         let writing = self.begin()?;
         let write_state = &*writing;
         check_name(from.1)?;

@@ -7,7 +7,8 @@
 use crate::kernel_compare::compare;
 use crate::kernel_image::{KernelImage, kernel_is_here, run};
 use butternut::{
-    DevicePath, FileId, Filesystem, Follow, MountOptions, NewInode, SnapshotAccess, TOP_LEVEL,
+    DevicePath, FileId, Filesystem, Follow, MountOptions, NewInode, RenameFlags, SnapshotAccess,
+    TOP_LEVEL,
 };
 use std::cell::Cell;
 
@@ -75,6 +76,11 @@ fn a_rich_volume_gets_subvolumes_and_snapshots() {
     write(&filesystem, "all/noise", &vec![1; 500_000]);
     write(&filesystem, "dir/f1", b"changed");
     write(&filesystem, "ours/of 1/a/b/c/new", b"new");
+    let moves = [((ours, "of 5"), (root, "out")), ((root, "all"), (root, "everything"))];
+    for ((from, name), (to, new_name)) in moves {
+        let flags = RenameFlags::default();
+        filesystem.rename((from, name.as_bytes()), (to, new_name.as_bytes()), flags).unwrap();
+    }
     filesystem.close().unwrap();
     judge(&image);
     {
@@ -84,6 +90,7 @@ fn a_rich_volume_gets_subvolumes_and_snapshots() {
              btrfs subvolume show 'ours/of 0' | grep -q readonly\n\
              uuid() {{ btrfs subvolume show \"$1\" | grep -P \"^\\t$2\" | awk '{{print $NF}}'; }}\n\
              test \"$(uuid 'ours/of 0' 'Parent UUID')\" = \"$(uuid sub UUID)\"\n\
+             mv out ours/back; mv everything all\n\
              echo kernel > 'ours/of 1/kernel'; rm -r all/dir\n\
              btrfs -q subvolume snapshot all ours/by_kernel\n\
              btrfs -q subvolume delete all\n\

@@ -1,11 +1,16 @@
 //! Subvolumes and snapshots that Butternut makes, on volumes in memory that are checked when they
 //! are closed.
 
+use crate::leaf::{owner, rewrite};
 use crate::volume::{TestVolume, names, new};
 use butternut::device::{Fault, Rule};
 use butternut::format::chunk::BlockGroupFlags;
+use butternut::format::key::ItemType;
+use butternut::format::units::TreeId;
 use butternut::queue::{IoFlags, QueueOptions};
-use butternut::{Error, FileId, Filesystem, MountOptions, Privileges, SnapshotAccess, TOP_LEVEL};
+use butternut::{
+    Error, FileId, Filesystem, MountOptions, Privileges, RenameFlags, SnapshotAccess, TOP_LEVEL,
+};
 
 /// The byte that fills a file.
 fn byte(number: usize) -> u8 {
@@ -546,4 +551,74 @@ fn an_orphan_of_a_read_only_subvolume_gives_its_space_back() {
     let made = filesystem.create(sub, b"new", &new(0o644)).unwrap();
     assert!(!ids.contains(&made), "{made:?} after {ids:?}");
     volume.reopen(filesystem);
+}
+
+#[test]
+fn a_subvolume_is_renamed_and_moved_between_subvolumes() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let dir = filesystem.mkdir(root, b"dir", &new(0o755)).unwrap();
+    let id = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    let other = filesystem.create_subvolume(root, b"other", &new(0o755)).unwrap();
+    let inner = filesystem.create_subvolume(FileId::root_of(id), b"inner", &new(0o755)).unwrap();
+    write(&filesystem, "sub/file", b"contents");
+    let none = RenameFlags::default();
+    let rename = |from, to| filesystem.rename(from, to, none);
+
+    rename((root, b"sub"), (root, b"sub")).unwrap();
+    rename((root, b"sub"), (root, b"renamed")).unwrap();
+    rename((root, b"renamed"), (dir, b"moved")).unwrap();
+    rename((dir, b"moved"), (FileId::root_of(other), b"inside")).unwrap();
+    let crashed = volume.copy();
+    crashed.check();
+    let again = Filesystem::open_devices(crashed.devices(), &MountOptions::default()).unwrap();
+    assert_eq!(again.subvolume(id).unwrap().path.as_deref(), Some(&b"other/inside"[..]));
+    assert_eq!(names(&filesystem, root), ["dir", "other"]);
+    assert_eq!(names(&filesystem, dir), [""; 0]);
+    assert_eq!(read(&filesystem, "other/inside/file"), b"contents");
+    let nested = filesystem.subvolume(inner).unwrap();
+    assert_eq!(nested.path.as_deref(), Some(&b"other/inside/inner"[..]));
+
+    // Refused, and nothing has changed.
+    let at = FileId::root_of(other);
+    let below = rename((root, b"other"), (FileId::root_of(inner), b"loop")).unwrap_err();
+    assert!(matches!(below, Error::InvalidArgument { .. }), "{below}");
+    assert!(matches!(rename((at, b"inside"), (root, b"dir")), Err(Error::Exists)));
+    assert!(matches!(rename((root, b"dir"), (root, b"other")), Err(Error::Unsupported { .. })));
+    let exchange = RenameFlags { exchange: true, ..none };
+    let exchanged = filesystem.rename((root, b"other"), (root, b"dir"), exchange);
+    assert!(matches!(exchanged, Err(Error::Unsupported { .. })));
+    filesystem.set_subvolume_read_only(id, true).unwrap();
+    assert!(matches!(rename((at, b"inside"), (root, b"out")), Err(Error::ReadOnly { .. })));
+    rename((at, b"inside"), (at, b"same directory")).unwrap();
+
+    let filesystem = volume.reopen(filesystem);
+    assert_eq!(read(&filesystem, "other/same directory/file"), b"contents");
+}
+
+#[test]
+fn a_subvolume_whose_references_disagree_is_not_renamed_and_ends_no_writing() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    filesystem.mkdir(root, b"dir", &new(0o755)).unwrap();
+    filesystem.close().unwrap();
+    let wrong = volume.with_leaves(|leaf| {
+        owner(leaf) == TreeId::ROOT.0
+            && rewrite(leaf, |items| {
+                for (key, data) in items {
+                    if key.item_type == ItemType::ROOT_BACKREF {
+                        data[8] += 1;
+                    }
+                }
+            })
+    });
+    let filesystem = wrong.open();
+    let renamed = filesystem.rename((root, b"sub"), (root, b"new"), RenameFlags::default());
+    assert!(matches!(renamed, Err(Error::Corrupt { .. })), "{renamed:?}");
+    filesystem.mkdir(root, b"still writable", &new(0o755)).unwrap();
+    filesystem.sync().unwrap();
+    assert_eq!(names(&filesystem, root), ["dir", "still writable", "sub"]);
 }
