@@ -37,7 +37,6 @@ struct Cost {
 }
 
 struct Bench {
-    volume: TestVolume,
     device: Arc<RecordingDevice>,
     fs: Filesystem,
     /// Of a tree block.
@@ -87,7 +86,7 @@ impl Bench {
         let options = MountOptions::default().read_only(false).commit_seconds(0);
         let fs = Filesystem::open_devices(devices, &options.tunables(tunables)).unwrap();
         let copies = if metadata == Profile::Dup { 2 } else { 1 };
-        Self { volume, device, fs, copies }
+        Self { device, fs, copies }
     }
 
     /// Syncs and returns the cost of the commit, after checking its bounds.
