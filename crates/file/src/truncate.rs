@@ -36,6 +36,18 @@ impl FileState {
         self.end_operation(changed)
     }
 
+    /// Drops the last items of a file that is deleted, in one step (law 3), and everything that
+    /// memory has after them. Returns where the file ends now, or `None` if no data is left. Every
+    /// step ends below `below`: the caller passes the end that the step before has returned.
+    ///
+    /// # Errors
+    /// The volume is not open for writing, or the trees cannot be changed.
+    pub fn drop_last_items(&mut self, below: u64) -> Result<Option<u64>, FileError> {
+        self.check_writable()?;
+        let dropped = self.drop_step(0, below, &mut |_| {});
+        self.end_operation(dropped)
+    }
+
     fn change_size(&mut self, size: u64, update: InodeUpdate<'_>) -> Result<(), FileError> {
         self.check_writable()?;
         self.check_end(size, 0)?;
@@ -93,35 +105,44 @@ impl FileState {
     /// Drops all items past the new end from the tree and, after each step, the data in memory
     /// (law 4).
     fn drop_past_end(&mut self, size: u64, update: InodeUpdate<'_>) -> Result<(), FileError> {
-        let end = size.next_multiple_of(SECTOR_BYTES);
         let mut cut_to = u64::MAX;
-        loop {
-            let last = items::last(&self.view, end, STEP_ITEMS)?;
-            let is_whole = last.len() < STEP_ITEMS;
-            let first = last.first().map_or(end, |item| item.start.max(end));
-            let (start, new_size) =
-                if is_whole { (end, size) } else { (first, self.size().min(first)) };
-            if !is_whole {
-                // Items of earlier steps are gone, so this step lies before them.
-                let want = format_args!("below {cut_to}, where the step before starts").to_string();
-                require(start < cut_to, "key offset", start, want)
-                    .map_err(|refused| self.view.corrupt(refused))?;
-                cut_to = start;
-            }
-            let in_tree = self.size_in_tree.min(new_size);
-            let draft =
-                Draft { dropped: once(start..u64::MAX).collect(), size: in_tree, ..self.draft() };
-            self.shared.wait_for_readahead();
-            if is_whole {
-                self.apply(draft, ReservationLevel::Deletion, &mut *update)?;
-            } else {
-                self.apply(draft, ReservationLevel::Deletion, &mut |_| {})?;
-            }
-            self.drop_overlay(start..u64::MAX);
-            self.shared.set_size(new_size);
-            if is_whole {
-                return Ok(());
-            }
+        while let Some(start) = self.drop_step(size, cut_to, update)? {
+            cut_to = start;
         }
+        Ok(())
+    }
+
+    /// Drops the last items past the new end, which lie below `cut_to`, where the step before
+    /// starts. Returns where this step starts, or `None` if it was the last one.
+    fn drop_step(
+        &mut self,
+        size: u64,
+        cut_to: u64,
+        update: InodeUpdate<'_>,
+    ) -> Result<Option<u64>, FileError> {
+        let end = size.next_multiple_of(SECTOR_BYTES);
+        let last = items::last(&self.view, end, STEP_ITEMS)?;
+        let is_whole = last.len() < STEP_ITEMS;
+        let first = last.first().map_or(end, |item| item.start.max(end));
+        let (start, new_size) =
+            if is_whole { (end, size) } else { (first, self.size().min(first)) };
+        if !is_whole {
+            // Items of earlier steps are gone, so this step lies before them.
+            let want = format_args!("below {cut_to}, where the step before starts").to_string();
+            require(start < cut_to, "key offset", start, want)
+                .map_err(|refused| self.view.corrupt(refused))?;
+        }
+        let in_tree = self.size_in_tree.min(new_size);
+        let draft =
+            Draft { dropped: once(start..u64::MAX).collect(), size: in_tree, ..self.draft() };
+        self.shared.wait_for_readahead();
+        if is_whole {
+            self.apply(draft, ReservationLevel::Deletion, update)?;
+        } else {
+            self.apply(draft, ReservationLevel::Deletion, &mut |_| {})?;
+        }
+        self.drop_overlay(start..u64::MAX);
+        self.shared.set_size(new_size);
+        Ok((!is_whole).then_some(start))
     }
 }

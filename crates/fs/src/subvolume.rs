@@ -5,6 +5,7 @@ pub(crate) mod clean;
 pub(crate) mod create;
 mod delete;
 pub(crate) mod listings;
+pub(crate) mod merges;
 mod properties;
 mod rename;
 pub(crate) mod roots;

@@ -6,6 +6,7 @@
 //! snapshots           operations share it, a snapshot excludes them
 //! renames             directories move one at a time
 //! merges              merges share it, a subvolume that is deleted or closed excludes them
+//!                     (`subvolume::merges`)
 //! inode locks         ascending by id
 //! a transaction       joined; no inode lock is waited for, no data is read or written
 //! attributes          of one inode; the trees are read under it if they are not in memory
@@ -34,10 +35,11 @@ use crate::inode::idle::IdleFiles;
 use crate::inode::table::{InodeEntry, InodeState, InodeTable};
 use crate::subvolume::barrier::SnapshotBarrier;
 use crate::subvolume::listings::ListedSubvolumes;
+use crate::subvolume::merges::Merges;
 use crate::{Clock, Error, FileId, Result};
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
-use butternut_sys::lock::{Mutex, MutexGuard, RwLock, rank};
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use butternut_tree::Tree;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -59,9 +61,7 @@ pub(crate) struct WriteState {
     /// Inodes with data or attributes that no tree has yet.
     dirty: DirtyInodes,
     pub(crate) snapshots: SnapshotBarrier,
-    /// Shared by merges of files into the trees, and by deletions of orphans. They are excluded
-    /// while a subvolume is deleted or becomes read-only.
-    pub(crate) merges: RwLock<(), rank::Merges>,
+    pub(crate) merges: Merges,
     renames: Mutex<(), rank::Renames>,
     /// Locked while deleted subvolumes are freed.
     pub(crate) cleaning: Mutex<(), rank::Cleaning>,
@@ -120,7 +120,7 @@ impl WriteState {
             listings: ListedSubvolumes::default(),
             dirty: DirtyInodes::default(),
             snapshots: SnapshotBarrier::default(),
-            merges: RwLock::default(),
+            merges: Merges::default(),
             renames: Mutex::default(),
             cleaning: Mutex::default(),
             next_subvolume: Mutex::default(),

@@ -95,6 +95,20 @@ impl Filesystem {
         self.writable_subvolume_as(write_state, id, Wait::Block)
     }
 
+    /// Opens the subvolume of a directory for writing, for a caller that will change the directory
+    /// while it excludes operations that write. So the orphans of the subvolume, which may be
+    /// large, are deleted before all writes have to wait.
+    pub(crate) fn open_before_exclusion(
+        &self,
+        write_state: &Arc<WriteState>,
+        dir: FileId,
+    ) -> Result<()> {
+        let writing = Writing::begin(write_state, Wait::Block).ok_or(Error::WouldBlock)?;
+        self.writable_subvolume(&writing, dir)?;
+        drop(writing);
+        Ok(())
+    }
+
     /// As [`Self::writable_subvolume`]; whether it may read the trees is the caller's choice.
     pub(crate) fn writable_subvolume_as(
         &self,
@@ -118,7 +132,7 @@ impl Filesystem {
             }
             let subvolume = WritableSubvolume::new(tree_id, tree)?;
             // An orphan that is open by its id is deleted with its last pin.
-            let left = self.delete_orphans(write_state, &subvolume);
+            let left = self.delete_orphans_at_open(write_state, &subvolume);
             Ok((subvolume, left))
         })
     }

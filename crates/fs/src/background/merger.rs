@@ -97,7 +97,7 @@ impl Filesystem {
     ) -> Result<()> {
         let pending = || entry.lock_shared().file.as_deref().map_or(0, FileState::pending_writes);
         while pending() > pending_max {
-            let merges = write_state.merges.read();
+            let merges = write_state.merges.share();
             let is_merged = merge_shared(entry);
             drop(merges);
             if !is_merged? {
@@ -129,7 +129,7 @@ impl Filesystem {
         batch: &[Arc<InodeEntry>],
         scope: MergeScope,
     ) -> Result<()> {
-        let merges = write_state.merges.read();
+        let merges = write_state.merges.share();
         let entries: Vec<&InodeEntry> = batch.iter().map(|entry| &**entry).collect();
         let mut locked = LockedInodes::lock(&entries);
         let mut files: Vec<(&InodeEntry, &mut FileState, ItemUpdate)> = Vec::new();

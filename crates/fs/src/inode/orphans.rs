@@ -1,10 +1,15 @@
 //! The deletion of orphans: of inodes without a name when their last pin is dropped, and of those
 //! that the last use of the volume left.
 //!
-//! The laws are those of `inode/pin.rs`, and one more: an orphan is deleted in a read-only
-//! subvolume too, as in the kernel. No name leads to it, so nothing that the subvolume shows
-//! changes. The deletion holds `merges` shared, so meanwhile the subvolume is not deleted and does
-//! not become read-only or writable.
+//! The laws are those of `inode/pin.rs`, and these:
+//!
+//! 1. An orphan is deleted in a read-only subvolume too, as in the kernel. No name leads to it, so
+//!    nothing that the subvolume shows changes.
+//! 2. A deletion holds `merges` shared, so meanwhile its subvolume is not deleted and does not
+//!    become read-only or writable. An orphan may have any number of extents, so between two steps
+//!    the deletion holds nothing, and lets threads go first that wait to exclude it. Then it looks
+//!    up again what may have changed: the subvolume, and whether the orphan is still there.
+//! 3. From its first step on, an orphan that is deleted cannot be pinned or read.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::table::{InodeEntry, InodeState};
@@ -25,47 +30,59 @@ const ITEMS_OF_DELETION: u32 = 8;
 /// Orphan items that one search returns.
 const ORPHANS_PER_BATCH: usize = 256;
 
+/// The subvolume of orphans that are deleted.
+#[derive(Clone, Copy, Debug)]
+enum Owner<'a> {
+    /// The caller opens it for writing: it is not deleted, and does not become read-only.
+    Opening(&'a WritableSubvolume),
+    /// That of an inode. It is looked up for each step, because it may be deleted, or become
+    /// read-only or writable, between two of them.
+    Shared(FileId),
+}
+
+impl Owner<'_> {
+    fn id(&self) -> TreeId {
+        match self {
+            Self::Opening(subvolume) => subvolume.id,
+            Self::Shared(id) => TreeId(id.subvolume),
+        }
+    }
+}
+
 impl Filesystem {
     /// Deletes an orphan, unless it is pinned.
     pub(crate) fn evict_orphan(&self, entry: &Arc<InodeEntry>) -> Result<()> {
         let write_state = self.write_state()?;
-        // Its subvolume is not deleted meanwhile.
-        let _merges = write_state.merges.read();
-        // Before the inode lock: if nothing has been written to the subvolume yet, this deletes its
-        // orphans and locks each of them.
-        let subvolume = self.subvolume_of_orphan(write_state, entry.id)?;
-        let mut state = entry.lock();
-        let Some(inode) = entry.cached().filter(|inode| inode.nlink == 0) else { return Ok(()) };
-        if entry.is_pinned() {
-            return Ok(());
-        }
-        require_deletable(&subvolume, Ino(entry.id.ino), &inode)?;
-        self.drop_data(&subvolume, entry, &inode, &mut state)?;
-        self.change(
-            write_state,
-            &subvolume,
-            Need::items(ITEMS_OF_DELETION).deleting(),
-            |change| {
-                let ino = Ino(entry.id.ino);
-                change.delete_inode(ino, inode.kind)?;
-                change.step(names::remove_orphan(&change.edit, ino)).map(drop)
-            },
-        )?;
-        write_state.forget(entry, &mut state);
-        Ok(())
+        self.delete_orphan(write_state, Owner::Shared(entry.id), entry)
     }
 
     /// Deletes the orphans of a new read-only snapshot: those that its source had.
-    pub(crate) fn delete_orphans_of_snapshot(&self, write_state: &WriteState, id: u64) {
-        let merges = write_state.merges.read();
-        // If its tree cannot be read or it is deleted already, the orphans are left.
-        let Ok(subvolume) = self.subvolume_of_orphan(write_state, FileId::root_of(id)) else {
-            return;
-        };
-        if let Some(left) = self.delete_orphans(write_state, &subvolume) {
+    pub(crate) fn delete_orphans_of_read_only(&self, write_state: &WriteState, id: u64) {
+        let owner = Owner::Shared(FileId::root_of(id));
+        if let Some(left) = self.delete_orphans(write_state, owner) {
             write_state.left_orphans().push(left);
         }
-        drop(merges);
+    }
+
+    /// Runs one step of a deletion in the subvolume of the orphan.
+    fn in_owner<R>(
+        &self,
+        write_state: &WriteState,
+        owner: Owner<'_>,
+        step: impl FnOnce(&WritableSubvolume) -> Result<R>,
+    ) -> Result<R> {
+        match owner {
+            Owner::Opening(subvolume) => step(subvolume),
+            Owner::Shared(id) => {
+                let merges = write_state.merges.share_after_waiting();
+                // Before any inode lock: if nothing has been written to the subvolume yet, this
+                // deletes its orphans and locks each of them.
+                let subvolume = self.subvolume_of_orphan(write_state, id)?;
+                let done = step(&subvolume);
+                drop(merges);
+                done
+            }
+        }
     }
 
     /// Returns the subvolume of an orphan that is to be deleted, which may be read-only. The caller
@@ -83,52 +100,61 @@ impl Filesystem {
         }
     }
 
-    /// Frees the space of a file's data.
+    /// Frees space of a file's data, in one step. Returns where the file ends now, or `None` if
+    /// nothing is left.
     fn drop_data(
-        &self,
-        subvolume: &WritableSubvolume,
-        entry: &InodeEntry,
-        inode: &Inode,
-        state: &mut InodeState,
-    ) -> Result<()> {
-        if inode.kind != FileKind::File {
-            return Ok(());
-        }
-        if state.file.is_none() && inode.size == 0 && inode.bytes_used == 0 {
-            return Ok(());
-        }
-        let mut file = state.file.take().unwrap_or_else(|| {
-            let ino = Ino(entry.id.ino);
-            Box::new(FileState::new(&self.shared.source, &subvolume.tree, ino, inode))
-        });
-        file.discard();
-        if file.size() > 0 || file.bytes_used() > 0 {
-            file.truncate(0, &mut |_| {})?;
-        }
-        Ok(())
-    }
-
-    /// Deletes the orphans that the last use of the volume left. Nothing has been written to the
-    /// subvolume yet. Skips an inode that cannot be deleted, which is left for the next open;
-    /// returns what was left.
-    pub(crate) fn delete_orphans(
         &self,
         write_state: &WriteState,
         subvolume: &WritableSubvolume,
-    ) -> Option<LeftOrphans> {
+        ino: Ino,
+        (inode, state): (&Inode, &mut InodeState),
+        below: u64,
+    ) -> Result<Option<u64>> {
+        if inode.kind != FileKind::File {
+            return Ok(None);
+        }
+        if state.file.is_none() && inode.size == 0 && inode.bytes_used == 0 {
+            return Ok(None);
+        }
+        let mut file = state.file.take().unwrap_or_else(|| {
+            Box::new(FileState::new(&self.shared.source, &subvolume.tree, ino, inode))
+        });
+        file.discard();
+        let before = file.bytes_used();
+        if file.size() == 0 && before == 0 {
+            return Ok(None);
+        }
+        let end = file.drop_last_items(below)?;
+        write_state.signal.freed(before.saturating_sub(file.bytes_used()));
+        state.file = Some(file);
+        Ok(end)
+    }
+
+    /// Deletes all orphans of a subvolume. Skips an inode that cannot be deleted, which is left for
+    /// the next open; returns what was left.
+    fn delete_orphans(&self, write_state: &WriteState, owner: Owner<'_>) -> Option<LeftOrphans> {
         let mut left: Option<LeftOrphans> = None;
-        let mut from = Some(Ino(0));
+        let (id, mut from) = (owner.id(), Some(Ino(0)));
         while let Some(start) = from.take() {
-            let found = match names::orphans(&subvolume.tree, start, ORPHANS_PER_BATCH) {
+            let found = self.in_owner(write_state, owner, |subvolume| {
+                Ok(names::orphans(&subvolume.tree, start, ORPHANS_PER_BATCH)?)
+            });
+            let found = match found {
                 Ok(found) => found,
+                // The subvolume has been deleted, and its blocks will be freed.
+                Err(Error::Stale { .. }) => break,
                 Err(error) => {
-                    LeftOrphans::add(&mut left, subvolume.id, None, error.into());
+                    LeftOrphans::add(&mut left, id, None, error);
                     break;
                 }
             };
             for ino in &found {
-                let Err(error) = self.delete_orphan(write_state, subvolume, *ino) else { continue };
-                LeftOrphans::add(&mut left, subvolume.id, Some(*ino), error);
+                // An orphan can be open by its id: then its last pin deletes it.
+                let entry = write_state.table.entry(FileId::new(id.0, ino.0));
+                match self.delete_orphan(write_state, owner, &entry) {
+                    Ok(()) | Err(Error::Stale { .. }) => continue,
+                    Err(error) => LeftOrphans::add(&mut left, id, Some(*ino), error),
+                }
                 if self.forest().write_error().is_some() {
                     return left;
                 }
@@ -138,24 +164,62 @@ impl Filesystem {
         left
     }
 
-    fn delete_orphan(
+    /// Deletes the orphans that the last use of the volume left in a subvolume that is opened for
+    /// writing. Returns what could not be deleted.
+    pub(crate) fn delete_orphans_at_open(
         &self,
         write_state: &WriteState,
         subvolume: &WritableSubvolume,
-        ino: Ino,
+    ) -> Option<LeftOrphans> {
+        self.delete_orphans(write_state, Owner::Opening(subvolume))
+    }
+
+    /// Deletes an orphan, unless it is pinned.
+    fn delete_orphan(
+        &self,
+        write_state: &WriteState,
+        owner: Owner<'_>,
+        entry: &InodeEntry,
     ) -> Result<()> {
-        // An orphan can be open by its id: then its last pin deletes it.
-        let entry = write_state.table.entry(FileId::new(subvolume.id.0, ino.0));
+        let mut below = u64::MAX;
+        loop {
+            let left = self.in_owner(write_state, owner, |subvolume| {
+                self.delete_orphan_step(write_state, subvolume, entry, below)
+            })?;
+            match left {
+                // Each step ends below the one before.
+                Some(end) => below = end,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Deletes the last items of an orphan or, if they are few, the whole orphan. Returns where its
+    /// data ends now, or `None` if nothing is left to do.
+    fn delete_orphan_step(
+        &self,
+        write_state: &WriteState,
+        subvolume: &WritableSubvolume,
+        entry: &InodeEntry,
+        below: u64,
+    ) -> Result<Option<u64>> {
+        let ino = Ino(entry.id.ino);
         let mut state = entry.lock();
         if entry.is_pinned() {
-            return Ok(());
+            return Ok(None);
         }
+        // Another thread may have deleted it between two steps. Then there is no item.
         let inode = names::inode(&subvolume.tree, ino)?;
         let deleted = inode.filter(|inode| inode.nlink == 0);
         if let Some(inode) = &deleted {
             require_deletable(subvolume, ino, inode)?;
-            entry.set(*inode);
-            self.drop_data(subvolume, &entry, inode, &mut state)?;
+            // No other thread uses it from here on, also between two steps.
+            entry.set_deleted();
+            let data = (inode, &mut *state);
+            let end = self.drop_data(write_state, subvolume, ino, data, below)?;
+            if end.is_some() {
+                return Ok(end);
+            }
         }
         self.change(write_state, subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
             if let Some(inode) = &deleted {
@@ -164,9 +228,9 @@ impl Filesystem {
             change.step(names::remove_orphan(&change.edit, ino)).map(drop)
         })?;
         if deleted.is_some() {
-            write_state.forget(&entry, &mut state);
+            write_state.forget(entry, &mut state);
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -188,5 +252,111 @@ pub(crate) fn require_no_entries(subvolume: &WritableSubvolume, dir: Ino) -> Res
     match first.map_err(names::NamesError::from)? {
         Some((key, _)) if key.objectid == dir.0 => Err(Error::NotEmpty),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{FileId, Filesystem, MountOptions, NewInode, RenameFlags};
+    use butternut_device::{Device, MemoryDevice};
+    use butternut_format::units::Ino;
+    use butternut_mkfs::MkfsOptions;
+    use butternut_names as names;
+    use std::sync::Arc;
+    use std::thread;
+
+    /// More extents than several steps of a deletion drop.
+    const EXTENTS: u64 = 2000;
+
+    fn filesystem() -> Filesystem {
+        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+        butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap()
+    }
+
+    fn wait_until(is_so: impl Fn() -> bool) {
+        while !is_so() {
+            thread::yield_now();
+        }
+    }
+
+    /// A deletion of a subvolume excludes operations that write while it waits for the deletions of
+    /// orphans that have begun. So it waits for one step of them.
+    #[test]
+    fn the_deletion_of_a_large_orphan_lets_the_deletion_of_a_subvolume_go_first() {
+        let fs = filesystem();
+        let (root, new) = (fs.root(), NewInode::new(0o755));
+        fs.create_subvolume(root, b"other", &new).unwrap();
+        let sub = FileId::root_of(fs.create_subvolume(root, b"sub", &new).unwrap());
+        let id = fs.create(sub, b"file", &new).unwrap();
+        let file = fs.open_file(id).unwrap();
+        for number in 0..EXTENTS {
+            file.write_at(number * 8192, &[1; 4096]).unwrap();
+        }
+        fs.sync().unwrap();
+        fs.unlink(sub, b"file").unwrap();
+        let write_state = fs.write_state().unwrap();
+        let tree = fs.subvolume_tree(sub.subvolume).unwrap();
+        let (entry, parent) = (write_state.table.entry(id), write_state.table.entry(root));
+        let size = || names::inode(&tree, Ino(id.ino)).unwrap().map(|inode| inode.size);
+        let whole = size();
+        let stops_deletion = parent.lock();
+        let stops_eviction = entry.lock_nested();
+
+        let evicting = thread::spawn(move || drop(file));
+        wait_until(|| write_state.merges.is_shared());
+        let deleter = fs.clone();
+        let deleting = thread::spawn(move || deleter.delete_subvolume(root, b"other"));
+        wait_until(|| write_state.merges.is_awaited());
+        drop(stops_eviction);
+        wait_until(|| size() != whole);
+        let stops_eviction = entry.lock_nested();
+        assert!(size().is_some(), "the deletion of the subvolume waits for that of the orphan");
+        drop(stops_deletion);
+        deleting.join().unwrap().unwrap();
+        let creator = fs.clone();
+        let create = move || creator.create(root, b"new", &NewInode::new(0o644));
+        thread::spawn(create).join().unwrap().unwrap();
+        assert!(size().is_some());
+        drop(stops_eviction);
+        evicting.join().unwrap();
+        assert_eq!(size(), None);
+        fs.close().unwrap();
+    }
+
+    /// Otherwise a snapshot, and all writes that wait for it, would wait for the deletion.
+    #[test]
+    fn a_large_file_is_deleted_after_the_operation_that_removes_its_last_name() {
+        for is_rename in [false, true] {
+            let fs = filesystem();
+            let root = fs.root();
+            for name in [&b"file"[..], b"other"] {
+                let id = fs.create(root, name, &NewInode::new(0o644)).unwrap();
+                fs.open_file(id).unwrap().write_at(0, &vec![1; 1 << 20]).unwrap();
+            }
+            fs.sync().unwrap();
+            let write_state = fs.write_state().unwrap();
+            let stops_eviction = write_state.merges.exclude();
+            let remover = fs.clone();
+            let removing = thread::spawn(move || {
+                if is_rename {
+                    let flags = RenameFlags::default();
+                    remover.rename((root, b"other"), (root, b"file"), flags).unwrap();
+                } else {
+                    remover.unlink(root, b"other").unwrap();
+                }
+            });
+            wait_until(|| fs.lookup(root, b"other").is_err());
+            let excluder = fs.clone();
+            let excluding = thread::spawn(move || {
+                drop(excluder.write_state().unwrap().snapshots.exclude_writes());
+            });
+            excluding.join().unwrap();
+            assert!(!removing.is_finished());
+            drop(stops_eviction);
+            removing.join().unwrap();
+            fs.close().unwrap();
+        }
     }
 }

@@ -135,7 +135,7 @@ impl Filesystem {
             return Err(Error::CrossesSubvolumes);
         }
         let is_across = from.0 != to.0;
-        let _alone = is_across.then(|| write_state.lock_renames());
+        let alone = is_across.then(|| write_state.lock_renames());
         loop {
             let moved = self.found_entry(write_state, from.0, from.1)?;
             check_name(to.1)?;
@@ -166,6 +166,9 @@ impl Filesystem {
             }
             let fate = renaming.run(&mut locked, flags)?;
             drop(locked);
+            drop(alone);
+            // A deletion of much data is no part of the operation, and excludes no snapshot.
+            drop(writing);
             if let (Some(victim), Fate::Orphan) = (&victim, fate) {
                 // If deleting fails, the next open for writing finds the orphan item.
                 drop(self.evict_orphan(&victim.entry));

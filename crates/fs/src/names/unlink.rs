@@ -111,6 +111,8 @@ impl Filesystem {
                 write_state.forget(&target.entry, state);
             }
             drop(locked);
+            // A deletion of much data is no part of the operation, and excludes no snapshot.
+            drop(writing);
             if fate == Fate::Orphan {
                 // If deleting fails, the next open for writing finds the orphan item.
                 drop(self.evict_orphan(&target.entry));

@@ -17,7 +17,7 @@ impl Filesystem {
         let excluded = write_state.snapshots.exclude_writes();
         self.subvolume_tree(id)?;
         self.write_back_subvolume(write_state, id)?;
-        let alone = write_state.merges.write();
+        let alone = write_state.merges.exclude();
         // It has no such UUID yet: a new subvolume and a writable snapshot get none.
         let received = [(ItemType::UUID_RECEIVED_SUBVOL, uuid)];
         let uuid_tree = UuidTree::of(self.forest(), &received);

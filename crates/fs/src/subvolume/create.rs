@@ -96,6 +96,7 @@ impl Filesystem {
         let write_state = self.may_begin()?;
         // Raises the error of a source that does not exist.
         self.subvolume_tree(source)?;
+        self.open_before_exclusion(write_state, dir)?;
         // Most of the data is written back while operations may still write.
         self.write_back_subvolume(write_state, source)?;
         let excluded = write_state.snapshots.exclude_writes();
@@ -113,7 +114,7 @@ impl Filesystem {
         self.shared.source.forget_write_targets();
         drop(excluded);
         if let (Ok(id), SnapshotAccess::ReadOnly) = (&made, access) {
-            self.delete_orphans_of_snapshot(write_state, *id);
+            self.delete_orphans_of_read_only(write_state, *id);
         }
         made
     }

@@ -36,6 +36,7 @@ impl Filesystem {
     pub fn delete_subvolume(&self, dir: FileId, name: &[u8]) -> Result<u64> {
         let write_state = self.may_begin()?;
         check_name(name)?;
+        self.open_before_exclusion(write_state, dir)?;
         if let Ok((id, _)) = self.entry(dir, name)
             && id.is_subvolume_root()
         {
@@ -64,7 +65,7 @@ impl Filesystem {
         // What cannot be written back is lost to open files, and must not prevent the deletion.
         drop(self.write_back_open_files(write_state, id.0));
         // None of its files is merged once it is deleted (law 2).
-        let alone = write_state.merges.write();
+        let alone = write_state.merges.exclude();
         let state = parent.lock();
         let mut parent_inode = self.directory_to_change(&parent)?;
         may_lose_entry(&parent_inode, &root_inode)?;

@@ -50,7 +50,7 @@ impl Filesystem {
         let excluded = write_state.snapshots.exclude_writes();
         self.subvolume_tree(id)?;
         self.write_back_subvolume(write_state, id)?;
-        let alone = write_state.merges.write();
+        let alone = write_state.merges.exclude();
         let root = self.forest().root_item(TreeId(id))?;
         let received = root.and_then(|(_, root)| root.history()).map(|root| root.received_uuid);
         let received = received.map(Uuid).filter(|uuid| !read_only && !uuid.is_nil());
@@ -98,10 +98,10 @@ mod tests {
         let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
         let id = fs.create_subvolume(fs.root(), b"sub", &NewInode::new(0o755)).unwrap();
         let (write_state, sub) = (fs.write_state().unwrap(), FileId::root_of(id));
-        let merges = write_state.merges.read();
+        let merges = write_state.merges.share();
         let setter = fs.clone();
         let setting = thread::spawn(move || setter.set_subvolume_read_only(id, true));
-        let waits = || write_state.merges.try_read_or_else(|()| {}).is_none();
+        let waits = || write_state.merges.is_awaited();
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !waits() && !setting.is_finished() {

@@ -48,6 +48,8 @@ impl Filesystem {
         }
         check_name(to.1)?;
         let write_state = self.may_begin()?;
+        self.open_before_exclusion(write_state, from.0)?;
+        self.open_before_exclusion(write_state, to.0)?;
         let excluded = write_state.snapshots.exclude_writes();
         // The name may refer to something else by now.
         let renamed = self.subvolume_named(from).and_then(|id| {

@@ -110,6 +110,8 @@ ranks! {
     Snapshots
     /// Moves of directories between directories: one at a time.
     Renames
+    /// The thread that waits to exclude merges, or excludes them.
+    MergesTurn
     /// Merges of files into the trees, and a deletion of a subvolume, which excludes them.
     Merges
     /// Finding the next inode number of a subvolume, once.
