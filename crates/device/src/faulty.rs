@@ -14,6 +14,7 @@
 //! | `LostWrite` | success | the old contents |
 //! | `Delay` | success, later | as requested |
 //! | `HeldRead` | what a read sees after the rule is removed | as requested |
+//! | `HeldWrite` | success or an error, after the rule is removed | as requested |
 //! | `ClaimError` | EBUSY from [`Device::claim`] | the old contents |
 //!
 //! # When a rule applies
@@ -57,7 +58,7 @@ pub struct FaultyDevice {
     rules: RwLock<Rules, rank::FaultRules>,
     counts: [AtomicU64; FAULTS],
     is_held: AtomicBool,
-    /// Notified when a rule is removed, or a read is held.
+    /// Notified when a rule is removed, or a request is held.
     changed: (Mutex<(), rank::FaultChange>, Condvar),
 }
 
@@ -84,10 +85,12 @@ pub enum Fault {
     Delay(Duration),
     /// Blocks reads until the rule is removed.
     HeldRead,
+    /// Blocks writes until the rule is removed.
+    HeldWrite,
     ClaimError,
 }
 
-const FAULTS: usize = 11;
+const FAULTS: usize = 12;
 
 /// Which blocks or requests a rule selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +143,7 @@ pub struct FaultCounts {
     pub lost_writes: u64,
     pub delays: u64,
     pub held_reads: u64,
+    pub held_writes: u64,
     pub claim_errors: u64,
 }
 
@@ -211,6 +215,11 @@ impl FaultyDevice {
         self.wait_until(|| self.fault_counts().held_reads >= count);
     }
 
+    /// Waits until `count` writes have been held since the device was created.
+    pub fn wait_for_held_writes(&self, count: u64) {
+        self.wait_until(|| self.fault_counts().held_writes >= count);
+    }
+
     fn has_rule(&self, id: u64) -> bool {
         let rules = self.rules.read();
         rules.rules.iter().any(|active| active.id == id)
@@ -242,6 +251,7 @@ impl FaultyDevice {
             lost_writes: of(Fault::LostWrite),
             delays: of(Fault::Delay(Duration::ZERO)),
             held_reads: of(Fault::HeldRead),
+            held_writes: of(Fault::HeldWrite),
             claim_errors: of(Fault::ClaimError),
         }
     }
@@ -293,13 +303,13 @@ impl FaultyDevice {
         self.counts[index(fault)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sleeps for delays, blocks held reads, and returns an error if a rule requires one.
+    /// Sleeps for delays, blocks held requests, and returns an error if a rule requires one.
     fn delay_or_fail(&self, matched: &[MatchedRule]) -> Result<(), Errno> {
         for rule in matched {
             if let Fault::Delay(time) = rule.fault {
                 self.count(rule.fault);
                 std::thread::sleep(time);
-            } else if rule.fault == Fault::HeldRead {
+            } else if matches!(rule.fault, Fault::HeldRead | Fault::HeldWrite) {
                 self.count(rule.fault);
                 self.notify_change();
                 self.wait_until(|| !self.has_rule(rule.id));
@@ -355,6 +365,7 @@ impl FaultyDevice {
                 | Fault::TornWrite
                 | Fault::LostWrite
                 | Fault::HeldRead
+                | Fault::HeldWrite
                 | Fault::ClaimError
                 | Fault::Delay(_) => {}
             }
@@ -445,13 +456,15 @@ impl Device for FaultyDevice {
         check_range(self, offset, memory.len() as u64)?;
         let matched = self.match_rules(offset, memory.len() as u64, |fault| {
             matches!(fault, Fault::WriteError | Fault::TornWrite | Fault::LostWrite)
-                || matches!(fault, Fault::MisdirectedWrite { .. } | Fault::Delay(_))
+                || matches!(fault, Fault::MisdirectedWrite { .. })
+                || matches!(fault, Fault::Delay(_) | Fault::HeldWrite)
         });
         if let Err(cause) = self.delay_or_fail(&matched) {
             self.counters().count_write(memory.len());
             return Err(DeviceError::write(self, offset, memory.len() as u64, cause));
         }
-        let damage = matched.iter().find(|rule| !matches!(rule.fault, Fault::Delay(_)));
+        let waits = |fault| matches!(fault, Fault::Delay(_) | Fault::HeldWrite);
+        let damage = matched.iter().find(|rule| !waits(rule.fault));
         let Some(rule) = damage else { return self.inner.write_at(offset, memory) };
         self.count(rule.fault);
         match rule.fault {
@@ -468,6 +481,7 @@ impl Device for FaultyDevice {
             | Fault::Rot { .. }
             | Fault::MisdirectedRead { .. }
             | Fault::HeldRead
+            | Fault::HeldWrite
             | Fault::ClaimError
             | Fault::Delay(_) => {
                 self.counters().count_write(memory.len());
@@ -515,6 +529,7 @@ fn index(fault: Fault) -> usize {
         Fault::Delay(_) => 8,
         Fault::HeldRead => 9,
         Fault::ClaimError => 10,
+        Fault::HeldWrite => 11,
     }
 }
 

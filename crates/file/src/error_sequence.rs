@@ -15,9 +15,14 @@
 //!    fails only for errors that have not been reported.
 //! 4. A caller whose result may be dropped moves a cursor of its own past an error, and the error
 //!    still counts as not returned ([`VolumeErrors::check_and_keep`]).
+//! 5. The volume's sequence also knows the last error of each tree. A call that depends on all data
+//!    of a subvolume, as a snapshot does, compares it with a position ([`VolumeErrors::in_tree`]).
+//!    That moves no cursor, and the error still counts as not returned.
 
 use crate::error::FileError;
+use butternut_format::units::TreeId;
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -42,9 +47,18 @@ pub struct ErrorCursor(AtomicU64);
 #[derive(Debug, Default)]
 pub(crate) struct VolumeErrors {
     all: ErrorSequence,
+    files: Mutex<FileErrors, rank::VolumeErrors>,
+}
+
+/// The errors of all files of a volume, apart.
+#[derive(Debug, Default)]
+struct FileErrors {
     /// One flag for each file with an error that no check has returned: at most as many as files
     /// had errors since the last check of all.
-    unreported: Mutex<Vec<Arc<AtomicBool>>, rank::VolumeErrors>,
+    unreported: Vec<Arc<AtomicBool>>,
+    /// The last error of each tree, and its position in the volume's sequence: at most as many as
+    /// subvolumes had errors and were not deleted.
+    in_trees: HashMap<TreeId, (u64, FileError)>,
 }
 
 impl ErrorSequence {
@@ -100,23 +114,48 @@ impl State {
 }
 
 impl VolumeErrors {
-    /// Adds an error of a file to that file's sequence and to the volume's.
-    pub(crate) fn record(&self, file: &ErrorSequence, error: &FileError) {
+    /// Adds an error of a file of `tree` to that file's sequence and to the volume's.
+    pub(crate) fn record(&self, file: &ErrorSequence, tree: TreeId, error: &FileError) {
         let flag = file.record(error);
         self.all.record(error);
-        let mut unreported = self.unreported();
-        unreported.retain(|is_reported| !is_reported.load(Ordering::Acquire));
+        let of_tree = error.clone();
+        let mut files = self.files();
+        // Read with the lock held: the position of a tree's last error never goes back.
+        let at = self.all.state().count;
+        let replaced = files.in_trees.insert(tree, (at, of_tree));
+        files.unreported.retain(|is_reported| !is_reported.load(Ordering::Acquire));
         // A check of all errors empties the list and leaves the flags of the files as they are.
-        if !unreported.iter().any(|known| Arc::ptr_eq(known, &flag)) {
-            unreported.push(flag);
+        if !files.unreported.iter().any(|known| Arc::ptr_eq(known, &flag)) {
+            files.unreported.push(flag);
         }
+        drop(files);
+        drop(replaced);
+    }
+
+    /// Returns a cursor behind the last error, whether a check has returned it or not.
+    pub(crate) fn position(&self) -> ErrorCursor {
+        ErrorCursor(AtomicU64::new(self.all.state().count))
+    }
+
+    /// Returns the last error of a file of `tree`, if it was recorded after `since` (law 5).
+    pub(crate) fn in_tree(&self, tree: TreeId, since: &ErrorCursor) -> Option<FileError> {
+        let since = since.0.load(Ordering::Acquire);
+        let files = self.files();
+        let (at, error) = files.in_trees.get(&tree)?;
+        (*at > since).then(|| error.clone())
+    }
+
+    /// Drops the last error of a tree that is deleted. The files and the volume keep theirs.
+    pub(crate) fn forget_tree(&self, tree: TreeId) {
+        let forgotten = self.files().in_trees.remove(&tree);
+        drop(forgotten);
     }
 
     /// Returns the last error of any file, as [`ErrorSequence::check`] does. All errors count as
     /// reported afterwards.
     pub(crate) fn check(&self, cursor: &ErrorCursor) -> Option<FileError> {
         let error = self.all.check(cursor)?;
-        self.unreported().clear();
+        self.files().unreported.clear();
         Some(error)
     }
 
@@ -128,15 +167,15 @@ impl VolumeErrors {
 
     /// Returns the last error, if there is one, of any file, that no check has returned.
     pub(crate) fn take_unreported(&self) -> Option<FileError> {
-        let mut unreported = self.unreported();
-        let error = self.last_if_any(&unreported);
-        unreported.clear();
+        let mut files = self.files();
+        let error = self.last_if_any(&files.unreported);
+        files.unreported.clear();
         error
     }
 
     /// Returns the error of [`VolumeErrors::take_unreported`], and leaves it for other callers.
     pub(crate) fn peek_unreported(&self) -> Option<FileError> {
-        self.last_if_any(&self.unreported())
+        self.last_if_any(&self.files().unreported)
     }
 
     fn last_if_any(&self, unreported: &[Arc<AtomicBool>]) -> Option<FileError> {
@@ -146,16 +185,19 @@ impl VolumeErrors {
         last.clone().filter(|_| has_unreported)
     }
 
-    /// After a panic: each flag in the list is whole, and was added by itself.
-    fn unreported(&self) -> MutexGuard<'_, Vec<Arc<AtomicBool>>> {
-        self.unreported.lock()
+    /// After a panic: each flag in the list and each error of a tree is whole, and was added by
+    /// itself.
+    fn files(&self) -> MutexGuard<'_, FileErrors> {
+        self.files.lock()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use butternut_format::units::{Ino, TreeId};
+    use butternut_format::units::Ino;
+
+    const TREE: TreeId = TreeId(5);
 
     fn error(ino: u64) -> FileError {
         FileError::NoMemory { tree: TreeId(5), ino: Ino(ino) }
@@ -172,15 +214,15 @@ mod tests {
         let (file, volume) = (ErrorSequence::default(), VolumeErrors::default());
         let (one, other, all) = (file.cursor(), file.cursor(), volume.all.cursor());
         assert_eq!(ino(file.check(&one)), None);
-        volume.record(&file, &error(1));
-        volume.record(&file, &error(2));
+        volume.record(&file, TREE, &error(1));
+        volume.record(&file, TREE, &error(2));
         for cursor in [&one, &other] {
             assert_eq!(ino(file.check(cursor)), Some(2));
             assert_eq!(ino(file.check(cursor)), None);
         }
         assert_eq!(ino(volume.check(&all)), Some(2));
         assert_eq!(ino(volume.check(&all)), None);
-        volume.record(&file, &error(3));
+        volume.record(&file, TREE, &error(3));
         assert_eq!(ino(file.check(&one)), Some(3));
         assert_eq!(ino(file.check(&other)), Some(3));
     }
@@ -188,11 +230,11 @@ mod tests {
     #[test]
     fn a_later_cursor_reports_an_unreported_error() {
         let (file, volume) = (ErrorSequence::default(), VolumeErrors::default());
-        volume.record(&file, &error(1));
+        volume.record(&file, TREE, &error(1));
         let later = file.cursor();
         assert_eq!(ino(file.check(&later)), Some(1));
         assert_eq!(ino(file.check(&file.cursor())), None);
-        volume.record(&file, &error(2));
+        volume.record(&file, TREE, &error(2));
         assert_eq!(ino(file.check(&file.cursor())), Some(2));
         assert_eq!(ino(file.check(&later)), Some(2));
     }
@@ -201,15 +243,15 @@ mod tests {
     fn an_error_after_a_check_of_all_is_unreported_again() {
         let (file, volume) = (ErrorSequence::default(), VolumeErrors::default());
         let all = volume.all.cursor();
-        volume.record(&file, &error(1));
+        volume.record(&file, TREE, &error(1));
         assert!(volume.check(&all).is_some());
         assert_eq!(ino(volume.take_unreported()), None);
-        volume.record(&file, &error(2));
-        volume.record(&file, &error(3));
-        assert_eq!(volume.unreported().len(), 1, "one for each file");
+        volume.record(&file, TREE, &error(2));
+        volume.record(&file, TREE, &error(3));
+        assert_eq!(volume.files().unreported.len(), 1, "one for each file");
         assert_eq!(ino(volume.peek_unreported()), Some(3));
         assert_eq!(ino(volume.take_unreported()), Some(3));
-        volume.record(&file, &error(4));
+        volume.record(&file, TREE, &error(4));
         assert_eq!(
             ino(volume.take_unreported()),
             Some(4),
@@ -219,11 +261,34 @@ mod tests {
     }
 
     #[test]
+    fn the_errors_of_a_tree_are_found_from_a_position_on_and_stay_unreported() {
+        let (file, volume) = (ErrorSequence::default(), VolumeErrors::default());
+        let (other, handle, first) = (TreeId(256), file.cursor(), ErrorCursor::default());
+        assert_eq!(ino(volume.in_tree(TREE, &first)), None);
+        volume.record(&file, TREE, &error(1));
+        let later = volume.position();
+        assert_eq!(ino(volume.in_tree(TREE, &first)), Some(1));
+        assert_eq!(ino(volume.in_tree(TREE, &later)), None);
+        volume.record(&ErrorSequence::default(), other, &error(2));
+        assert_eq!(ino(volume.in_tree(TREE, &later)), None, "it is of another tree");
+        volume.record(&file, TREE, &error(3));
+        for _ in 0..2 {
+            assert_eq!(ino(volume.in_tree(TREE, &later)), Some(3));
+            assert_eq!(ino(volume.in_tree(other, &first)), Some(2));
+        }
+        assert_eq!(ino(file.check(&handle)), Some(3));
+        assert_eq!(ino(volume.take_unreported()), Some(3));
+        assert_eq!(ino(volume.in_tree(TREE, &later)), Some(3));
+        volume.forget_tree(TREE);
+        assert_eq!(ino(volume.in_tree(TREE, &first)), None);
+    }
+
+    #[test]
     fn a_kept_error_is_returned_once_and_left_for_all_others() {
         let (file, volume) = (ErrorSequence::default(), VolumeErrors::default());
         let (handle, all, kept) = (file.cursor(), volume.all.cursor(), ErrorCursor::default());
         for number in [1, 2] {
-            volume.record(&file, &error(number));
+            volume.record(&file, TREE, &error(number));
             assert_eq!(ino(volume.check_and_keep(&kept)), Some(number));
             assert_eq!(ino(volume.check_and_keep(&kept)), None);
         }
@@ -231,10 +296,10 @@ mod tests {
         assert_eq!(ino(volume.peek_unreported()), Some(2));
         assert_eq!(ino(file.check(&handle)), Some(2));
         assert_eq!(ino(volume.check(&all)), Some(2));
-        volume.record(&file, &error(3));
+        volume.record(&file, TREE, &error(3));
         assert_eq!(ino(volume.check(&all)), Some(3));
         assert_eq!(ino(volume.check_and_keep(&kept)), Some(3), "it has a cursor of its own");
-        volume.record(&file, &error(4));
+        volume.record(&file, TREE, &error(4));
         assert_eq!(ino(volume.check_and_keep(&kept)), Some(4));
         assert_eq!(ino(volume.take_unreported()), Some(4));
     }
@@ -244,16 +309,16 @@ mod tests {
         let (one, other, volume) =
             (ErrorSequence::default(), ErrorSequence::default(), VolumeErrors::default());
         let (cursor, all) = (one.cursor(), volume.all.cursor());
-        volume.record(&one, &error(1));
-        volume.record(&other, &error(2));
+        volume.record(&one, TREE, &error(1));
+        volume.record(&other, TREE, &error(2));
         assert!(one.check(&cursor).is_some());
         assert_eq!(ino(volume.take_unreported()), Some(2));
         assert_eq!(ino(volume.take_unreported()), None);
-        volume.record(&one, &error(3));
+        volume.record(&one, TREE, &error(3));
         assert!(one.check(&cursor).is_some());
         assert_eq!(ino(volume.take_unreported()), None);
         assert_eq!(ino(volume.check(&all)), Some(3), "a sync of all files reports it all the same");
-        volume.record(&one, &error(4));
+        volume.record(&one, TREE, &error(4));
         assert!(volume.check(&all).is_some());
         assert_eq!(ino(volume.take_unreported()), None);
     }

@@ -221,7 +221,8 @@ impl Source {
 
     /// Records a writeback error for every handle of the file, and for syncs of all files.
     pub(crate) fn record_error(&self, shared: &SharedFile, error: &FileError) {
-        self.0.errors.record(shared.errors(), error);
+        let tree = TreeId(shared.pages().key().tree);
+        self.0.errors.record(shared.errors(), tree, error);
     }
 
     /// Returns the last writeback error of any file since the previous check with this cursor.
@@ -233,6 +234,24 @@ impl Source {
     /// leaves it for all other callers: it counts as an error that no check has returned.
     pub fn check_errors_and_keep(&self, cursor: &ErrorCursor) -> Option<FileError> {
         self.0.errors.check_and_keep(cursor)
+    }
+
+    /// Returns a position behind all writeback errors so far, for [`Source::error_in_tree`].
+    pub fn error_position(&self) -> ErrorCursor {
+        self.0.errors.position()
+    }
+
+    /// Returns the last writeback error of a file of `tree`, if it was recorded after `since`; a
+    /// default cursor is before all of them. It is left for all other callers, and `since` stays
+    /// where it is.
+    pub fn error_in_tree(&self, tree: TreeId, since: &ErrorCursor) -> Option<FileError> {
+        self.0.errors.in_tree(tree, since)
+    }
+
+    /// Forgets which writeback errors the files of a tree had, for a tree that is deleted. Handles
+    /// of the files, and syncs of all files, return them all the same.
+    pub fn forget_errors_in_tree(&self, tree: TreeId) {
+        self.0.errors.forget_tree(tree);
     }
 
     /// Returns the last writeback error, if there is one that no check of a file or of all files

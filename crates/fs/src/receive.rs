@@ -10,7 +10,8 @@
 //!
 //! 1. A subvolume becomes read-only, and is listed under the UUID of its source, in one commit,
 //!    after all commands for it have been applied. A crash before leaves a writable subvolume that
-//!    no stream can use as its parent.
+//!    no stream can use as its parent. That commit is not made if data of the subvolume was lost,
+//!    whichever thread was to write it.
 //! 2. If a command fails, the subvolume that it would have changed is deleted. Subvolumes of the
 //!    same stream that are complete stay.
 //! 3. No command reaches anything outside its subvolume: paths are names below its root, and no
@@ -62,7 +63,8 @@ impl Filesystem {
     /// # Errors
     /// [`Error::Receive`] with the command that failed. Its cause may be a damaged stream, a path
     /// that leaves the subvolume, or a parent that the volume does not have ([`Error::Stream`]); a
-    /// name that exists; a full volume; and what the calls that apply the command return.
+    /// name that exists; a full volume; and what the calls that apply the command return. At the
+    /// `END` command: file data that could not be written.
     pub fn receive<R: Read>(
         &self,
         dir: FileId,

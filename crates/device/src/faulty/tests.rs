@@ -139,6 +139,29 @@ fn a_held_read_starts_when_its_rule_is_removed() {
 }
 
 #[test]
+fn a_held_write_starts_or_fails_when_its_rule_is_removed() {
+    let (_, device) = numbered(1);
+    for is_failing in [false, true] {
+        let rule = device.add(Rule::at(0..4096, Fault::HeldWrite));
+        if is_failing {
+            device.add(Rule::at(0..4096, Fault::WriteError));
+        }
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| device.write_at(0, &[9; 512]));
+            device.wait_for_held_writes(1 + u64::from(is_failing));
+            assert_ne!(read(&device, 0, 512).unwrap(), [9; 512]);
+            assert!(device.remove(rule));
+            assert_eq!(writer.join().unwrap().is_err(), is_failing);
+        });
+        if !is_failing {
+            assert_eq!(read(&device, 0, 512).unwrap(), [9; 512]);
+            device.write_at(0, &[8; 512]).unwrap();
+        }
+    }
+    assert_eq!(device.fault_counts().held_writes, 2);
+}
+
+#[test]
 fn the_nth_read_write_and_flush_fail_and_no_other() {
     for nth in 0..4 {
         let (_, device) = numbered(1);

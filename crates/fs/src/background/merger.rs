@@ -2,16 +2,19 @@
 //! trees, many files in one transaction.
 //!
 //! A failure to write data back is returned by the call that has written it, with a flusher and
-//! without: a caller that needs the data on the devices, as a snapshot does, goes no further.
+//! without: a caller that needs the data on the devices, as a snapshot does, goes no further. The
+//! same data may be in a batch of another thread, which is the one that gets the failure. So such a
+//! caller also names the position in the errors of the volume from which on no file of its
+//! subvolume may have lost data ([`Filesystem::write_back_subvolume`]).
 
 use crate::file::alter::update_item;
 use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
 use crate::sync::RwLockWriteGuard;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Filesystem, Result};
-use butternut_file::{FileState, MergeFile};
+use butternut_file::{ErrorCursor, FileState, MergeFile};
 use butternut_format::inode::Inode;
-use butternut_format::units::Ino;
+use butternut_format::units::{Ino, TreeId};
 use butternut_pages::WritebackReason;
 use butternut_tree::Need;
 use std::sync::Arc;
@@ -51,11 +54,23 @@ impl Filesystem {
 
     /// Writes the data of the dirty files of one subvolume back and merges it, as
     /// [`Self::write_back_all`].
-    pub(crate) fn write_back_subvolume(&self, write_state: &WriteState, id: u64) -> Result<()> {
-        self.write_back_files(write_state, id, |_| true)
+    ///
+    /// # Errors
+    /// The first failure; data of a file of the subvolume that was lost after `since`, whichever
+    /// thread has written it. Its handles, and syncs of all files, report it all the same.
+    pub(crate) fn write_back_subvolume(
+        &self,
+        write_state: &WriteState,
+        id: u64,
+        since: &ErrorCursor,
+    ) -> Result<()> {
+        self.write_back_files(write_state, id, |_| true)?;
+        let lost = self.shared.source.error_in_tree(TreeId(id), since);
+        lost.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// As [`Self::write_back_subvolume`], for files that are open.
+    /// Writes the data of the open files of one subvolume back and merges it, as
+    /// [`Self::write_back_all`].
     pub(crate) fn write_back_open_files(&self, write_state: &WriteState, id: u64) -> Result<()> {
         self.write_back_files(write_state, id, InodeEntry::is_pinned)
     }
@@ -230,4 +245,75 @@ fn merge(files: &mut [(&InodeEntry, &mut FileState, ItemUpdate)], scope: MergeSc
         .map(|(file, update)| MergeFile { file, update })
         .collect();
     FileState::merge_many(&mut merging).map(drop).map_err(Error::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Filesystem, MountOptions, NewInode, SnapshotAccess};
+    use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
+    use butternut_format::chunk::BlockGroupFlags;
+    use butternut_mkfs::MkfsOptions;
+    use butternut_pages::WritebackReason;
+    use std::sync::Arc;
+    use std::thread;
+
+    /// The other thread may be a flusher, the committer, or a writer over the dirty limits.
+    #[test]
+    fn data_that_another_thread_loses_during_the_call_is_an_error_of_the_call() {
+        for is_snapshot in [true, false] {
+            let memory = Arc::new(MemoryDevice::new("memory", 256 << 20));
+            butternut_mkfs::make(&*memory, &MkfsOptions::default()).unwrap();
+            let device = Arc::new(FaultyDevice::new(memory as Arc<dyn Device>, 1));
+            let options = MountOptions::default().read_only(false).commit_seconds(0);
+            let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+            let fs = Filesystem::open_devices(devices, &options).unwrap();
+            let (root, new) = (fs.root(), NewInode::new(0o755));
+            let sub = fs.create_subvolume(root, b"sub", &new).unwrap();
+            let id = fs.create(crate::FileId::root_of(sub), b"file", &new).unwrap();
+            let file = fs.open_file(id).unwrap();
+            let end = move |fs: &Filesystem| {
+                if is_snapshot {
+                    fs.snapshot(sub, root, b"snap", SnapshotAccess::ReadOnly).map(drop)
+                } else {
+                    fs.set_subvolume_read_only(sub, true)
+                }
+            };
+            file.write_at(0, &[1; 100_000]).unwrap();
+            fs.sync().unwrap();
+            file.write_at(0, &[2; 100_000]).unwrap();
+
+            let chunks = fs.inspect().chunks();
+            let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
+            let data = chunks.iter().find(|chunk| is_data(chunk.flags)).unwrap();
+            let at = data.stripes[0].1..data.stripes[0].1 + data.bytes;
+            device.add(Rule::at(at.clone(), Fault::WriteError));
+            let held = device.add(Rule::at(at, Fault::HeldWrite));
+            let entry = fs.write_state().unwrap().table.entry(id);
+            let (flusher, of_flusher) = (fs.clone(), Arc::clone(&entry));
+            let flushing =
+                thread::spawn(move || flusher.flush_files(&[of_flusher], WritebackReason::Sync));
+            device.wait_for_held_writes(1);
+            let caller = fs.clone();
+            let ending = thread::spawn(move || end(&caller));
+            // The call has the inode locked, and waits for the batch of the other thread.
+            while entry.try_lock_shared().is_some() && !ending.is_finished() {
+                thread::yield_now();
+            }
+            assert!(device.remove(held));
+            assert!(flushing.join().unwrap().is_err());
+            let error = ending.join().unwrap().unwrap_err();
+            assert_eq!(error.errno(), 5, "{error:?}");
+            assert!(fs.lookup(root, b"snap").is_err());
+            assert!(!fs.subvolume(sub).unwrap().read_only);
+            device.clear();
+
+            // An earlier loss does not refuse later calls, and each handle reports it once.
+            end(&fs).unwrap();
+            assert_eq!(file.sync_all().unwrap_err().errno(), 5);
+            file.sync_all().unwrap();
+            assert_eq!(fs.sync().unwrap_err().errno(), 5);
+            drop(file);
+            fs.close().unwrap();
+        }
+    }
 }

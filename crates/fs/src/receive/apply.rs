@@ -53,8 +53,9 @@ impl<'a> Receiver<'a> {
             drop(open);
             let deleted = self.filesystem.delete_subvolume(self.dir, &name);
             let cleaned = deleted.and_then(|_| self.filesystem.clean_subvolumes());
-            // The caller may abandon what is not committed, and with it the space.
-            let committed = cleaned.and_then(|_| self.filesystem.sync());
+            // The caller may abandon what is not committed, and with it the space. Lost data of
+            // other files is left for a call that returns the error.
+            let committed = cleaned.and_then(|_| self.filesystem.sync_names());
             drop(committed);
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::subvolume::uuid_tree::UuidTree;
 use crate::{Filesystem, Result};
+use butternut_file::ErrorCursor;
 use butternut_format::inode::Time;
 use butternut_format::key::ItemType;
 use butternut_format::root::RootFlags;
@@ -12,11 +13,16 @@ use butternut_tree::ReservationLevel;
 impl Filesystem {
     /// Makes subvolume `id` read-only and notes that it was received from the subvolume `uuid` as
     /// it was after transaction `ctransid`, in one commit.
+    ///
+    /// # Errors
+    /// Data that was lost since the subvolume was made, also if the command that wrote it has
+    /// succeeded.
     pub(super) fn set_received(&self, id: u64, uuid: Uuid, ctransid: u64) -> Result<()> {
         let write_state = self.may_begin()?;
         let excluded = write_state.snapshots.exclude_writes();
         self.subvolume_tree(id)?;
-        self.write_back_subvolume(write_state, id)?;
+        // It did not exist before it was received: no data of it may have been lost at any time.
+        self.write_back_subvolume(write_state, id, &ErrorCursor::default())?;
         let alone = write_state.merges.exclude();
         // It has no such UUID yet: a new subvolume and a writable snapshot get none.
         let received = [(ItemType::UUID_RECEIVED_SUBVOL, uuid)];

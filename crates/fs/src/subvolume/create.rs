@@ -84,8 +84,8 @@ impl Filesystem {
     /// memory is written back first.
     ///
     /// # Errors
-    /// As [`Filesystem::create`]; [`Error::NoSubvolume`]; data of the source that cannot be written
-    /// back.
+    /// As [`Filesystem::create`]; [`Error::NoSubvolume`]; data of the source that is lost during
+    /// the call because it cannot be written back.
     pub fn snapshot(
         &self,
         source: u64,
@@ -97,12 +97,13 @@ impl Filesystem {
         // Raises the error of a source that does not exist.
         self.subvolume_tree(source)?;
         self.open_before_exclusion(write_state, dir)?;
+        let begin = self.shared.source.error_position();
         // Most of the data is written back while operations may still write.
-        self.write_back_subvolume(write_state, source)?;
+        self.write_back_subvolume(write_state, source, &begin)?;
         let excluded = write_state.snapshots.exclude_writes();
         // It may have been deleted meanwhile.
         self.subvolume_tree(source)?;
-        self.write_back_subvolume(write_state, source)?;
+        self.write_back_subvolume(write_state, source, &begin)?;
         let received = self.received_uuid(source, access)?;
         let at = (dir, name);
         let made = self.add_subvolume(write_state, at, received, &mut |at_commit, entry| {

@@ -96,6 +96,8 @@ impl Filesystem {
         write_state.discard_subvolume(id.0);
         drop(alone);
         Ok(id.0)
+        // No data of it can be lost any more.
+        self.shared.source.forget_errors_in_tree(id);
     }
 
     /// Returns the root item of a subvolume that may be deleted.

@@ -40,16 +40,17 @@ impl Filesystem {
     ///
     /// # Errors
     /// [`Error::NoSubvolume`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] for the top level;
-    /// data that cannot be written back.
+    /// data that is lost during the call because it cannot be written back.
     pub fn set_subvolume_read_only(&self, id: u64, read_only: bool) -> Result<()> {
         let write_state = self.may_begin()?;
         self.subvolume_tree(id)?;
         if id == crate::TOP_LEVEL {
             return Err(Error::InvalidArgument { what: "the top level cannot be read-only" });
         }
+        let begin = self.shared.source.error_position();
         let excluded = write_state.snapshots.exclude_writes();
         self.subvolume_tree(id)?;
-        self.write_back_subvolume(write_state, id)?;
+        self.write_back_subvolume(write_state, id, &begin)?;
         let alone = write_state.merges.exclude();
         let root = self.forest().root_item(TreeId(id))?;
         let received = root.and_then(|(_, root)| root.history()).map(|root| root.received_uuid);

@@ -1,12 +1,12 @@
 //! Receiving send streams that the tests make: complete ones, damaged ones, and ones that want
 //! what no stream may have. The volume is in memory, and checked when it is closed.
 
-use crate::volume::{TestVolume, names, new};
+use crate::volume::{TestVolume, failing_data, names, new};
 use butternut::format::inode::{DeviceNumber, Time};
 use butternut::format::stream::{Command, StreamCompression, StreamVersion};
 use butternut::format::uuid::Uuid;
 use butternut::receive::{ReceivedSubvolume, StreamEnd, StreamReader};
-use butternut::{Error, FileId, FileKind, Filesystem, Follow, Result, SetXattr};
+use butternut::{Error, FileId, FileKind, Filesystem, Follow, MountOptions, Result, SetXattr};
 
 const SOURCE: Uuid = Uuid([1; 16]);
 const SECOND: Uuid = Uuid([2; 16]);
@@ -236,6 +236,39 @@ fn a_crash_before_the_end_leaves_no_parent() {
     let again = whole.open();
     let info = &again.subvolumes().unwrap()[0];
     assert_eq!((info.received_uuid, info.read_only), ([1; 16], true));
+}
+
+/// A rename over another file writes the data back, as other threads can at any time, and succeeds
+/// although the data is lost.
+#[test]
+fn a_subvolume_whose_data_was_lost_is_not_received() {
+    for seconds in [0, 3600] {
+        let volume = TestVolume::new();
+        let options = MountOptions::default().commit_seconds(seconds);
+        let (device, filesystem) = volume.open_faulty(&options);
+        let data = vec![7; 65536];
+        let commands = [
+            Command::Mkfile { path: b"a", ino: 257 },
+            Command::Mkfile { path: b"b", ino: 258 },
+            Command::Write { path: b"a", offset: 0, data: &data },
+            Command::Rename { path: b"a", to: b"b" },
+        ];
+        let rule = device.add(failing_data(&filesystem));
+        let why = refusal(&filesystem, &commands);
+        assert!(why.contains("Input/output error"), "{why}");
+        device.remove(rule);
+        // The subvolume has gone, but no sync has returned the loss.
+        assert_eq!(filesystem.sync().unwrap_err().errno(), 5);
+        filesystem.sync().unwrap();
+        let whole = [
+            &[Command::Subvol { path: b"sub", uuid: SOURCE, ctransid: 7 }][..],
+            &commands,
+            &[Command::End],
+        ];
+        receive(&filesystem, &stream(StreamVersion::Two, &whole.concat())).unwrap();
+        let filesystem = volume.reopen(filesystem);
+        assert_eq!(read(&filesystem, "sub/b"), data);
+    }
 }
 
 #[test]

@@ -2,9 +2,7 @@
 //! are closed.
 
 use crate::leaf::{owner, rewrite};
-use crate::volume::{TestVolume, names, new};
-use butternut::device::{Fault, Rule};
-use butternut::format::chunk::BlockGroupFlags;
+use crate::volume::{TestVolume, failing_data, names, new};
 use butternut::format::key::ItemType;
 use butternut::format::units::TreeId;
 use butternut::queue::{IoFlags, QueueOptions};
@@ -30,14 +28,6 @@ fn read(filesystem: &Filesystem, path: &str) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
     file.read_exact_at(0, &mut bytes).unwrap();
     bytes
-}
-
-/// A rule that fails writes of file data, and no others.
-fn failing_data(filesystem: &Filesystem) -> Rule {
-    let chunks = filesystem.inspect().chunks();
-    let chunk = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA)).unwrap();
-    let at = chunk.stripes[0].1;
-    Rule::at(at..at + chunk.bytes, Fault::WriteError)
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Empty volumes in memory, made by Butternut's mkfs. Each written volume is checked when it is
 //! closed, and opened again.
 
-use butternut::device::{Device, FaultyDevice, MemoryDevice};
+use butternut::device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
 use butternut::format::checksum::ChecksumKind;
+use butternut::format::chunk::BlockGroupFlags;
 use butternut::format::inode::Time;
 use butternut::{Clock, FileId, Filesystem, MountOptions, NewInode};
 use butternut_check::{CheckOptions, Kind};
@@ -109,6 +110,14 @@ impl TestVolume {
         let found: Vec<String> = findings.map(ToString::to_string).collect();
         assert!(found.is_empty(), "{}", found.join("\n"));
     }
+}
+
+/// A rule that fails writes of file data, and no others.
+pub(crate) fn failing_data(filesystem: &Filesystem) -> Rule {
+    let chunks = filesystem.inspect().chunks();
+    let chunk = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA)).unwrap();
+    let at = chunk.stripes[0].1;
+    Rule::at(at..at + chunk.bytes, Fault::WriteError)
 }
 
 pub(crate) fn new(permissions: u32) -> NewInode {

@@ -1,7 +1,7 @@
 //! Devices that fail during writes: acknowledged data stays, nothing is written after a failed
 //! commit, and reads continue.
 
-use crate::volume::{TestVolume, names, new};
+use crate::volume::{TestVolume, failing_data, names, new};
 use butternut::device::{Device, Fault, FaultyDevice, Rule};
 use butternut::format::chunk::BlockGroupFlags;
 use butternut::server::{FileExt, FilesystemExt};
@@ -17,14 +17,6 @@ use std::time::{Duration, Instant};
 
 fn faulty(volume: &TestVolume) -> (Arc<FaultyDevice>, Filesystem) {
     volume.open_faulty(&MountOptions::default())
-}
-
-/// A rule that fails writes of file data, and no others.
-fn failing_data(fs: &Filesystem) -> Rule {
-    let chunks = fs.inspect().chunks();
-    let chunk = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA)).unwrap();
-    let at = chunk.stripes[0].1;
-    Rule::at(at..at + chunk.bytes, Fault::WriteError)
 }
 
 #[test]
