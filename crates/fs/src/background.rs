@@ -2,7 +2,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `cleaner` | frees deleted subvolumes |
+//! | `cleaner` | frees deleted subvolumes, and the orphans of read-only ones |
 //! | `cleaner_signal` | what operations tell the cleaner |
 //! | `committer` | commits the running transaction at an interval, and when much has changed |
 //! | `flusher` | writes dirty pages back, and throttles writers |

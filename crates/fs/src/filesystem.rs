@@ -17,6 +17,7 @@ use crate::tunables::{SharedTunables, Tunables};
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Result, TOP_LEVEL};
 use butternut_file::{ErrorCursor, Source};
+use butternut_format::root::RootFlags;
 use butternut_format::super_block::SuperBlock;
 use butternut_tree::{Forest, Tree};
 use butternut_volume::Volume;
@@ -182,7 +183,14 @@ impl Filesystem {
 
     /// Returns the tree of a subvolume that exists and is not being deleted.
     pub(crate) fn subvolume_tree(&self, subvolume: u64) -> Result<Tree> {
-        self.shared.roots.tree(&self.shared.forest, subvolume)
+        let (tree, read) = self.shared.roots.tree(&self.shared.forest, subvolume)?;
+        // Where no operation writes, no operation deletes the orphans that a crash has left.
+        if let (Some(flags), Some(write_state)) = (read, &self.shared.write_state)
+            && flags.contains(RootFlags::READ_ONLY)
+        {
+            write_state.cleaner.request_orphans(subvolume);
+        }
+        Ok(tree)
     }
 
     /// Returns the tree of an inode's subvolume; [`Error::Stale`] if that does not exist.

@@ -1,4 +1,4 @@
-//! The cleaner: the thread that frees deleted subvolumes.
+//! The cleaner: the thread that frees deleted subvolumes, and the orphans of read-only ones.
 //!
 //! Laws:
 //!

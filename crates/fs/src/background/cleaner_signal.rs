@@ -1,10 +1,15 @@
 //! [`CleanerSignal`]: what operations tell the cleaner thread, and when it looks again.
 
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Pause before a subvolume with open files is looked at again.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Read-only subvolumes whose orphans the cleaner has yet to look for. The orphans of others stay
+/// until the volume is opened again.
+const READ_ONLY_MAX: usize = 4096;
 
 /// What operations tell the cleaner.
 #[derive(Debug, Default)]
@@ -17,6 +22,8 @@ pub(crate) struct CleanerSignal {
 struct State {
     is_due: bool,
     is_stopped: bool,
+    /// Read-only subvolumes that were used for the first time.
+    read_only: BTreeSet<u64>,
 }
 
 impl CleanerSignal {
@@ -28,6 +35,21 @@ impl CleanerSignal {
     pub(crate) fn request(&self) {
         self.state().is_due = true;
         self.wake.notify_all();
+    }
+
+    /// Records that a read-only subvolume is used, which may have orphans that a crash has left.
+    pub(crate) fn request_orphans(&self, subvolume: u64) {
+        let mut state = self.state();
+        if state.read_only.len() < READ_ONLY_MAX {
+            state.read_only.insert(subvolume);
+            state.is_due = true;
+            self.wake.notify_all();
+        }
+    }
+
+    /// Returns the read-only subvolumes that were used since the last call.
+    pub(crate) fn take_read_only(&self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.state().read_only)
     }
 
     pub(super) fn stop(&self) {

@@ -56,8 +56,13 @@ impl Filesystem {
         self.delete_orphan(write_state, Owner::Shared(entry.id), entry)
     }
 
-    /// Deletes the orphans of a new read-only snapshot: those that its source had.
+    /// Deletes the orphans of a read-only subvolume, which no operation that writes opens: those
+    /// that a snapshot has from its source, and those that the last use of the volume left.
     pub(crate) fn delete_orphans_of_read_only(&self, write_state: &WriteState, id: u64) {
+        let found = self.subvolume_tree(id).map(|tree| names::orphans(&tree, Ino(0), 1));
+        if matches!(found, Ok(Ok(found)) if found.is_empty()) {
+            return;
+        }
         let owner = Owner::Shared(FileId::root_of(id));
         if let Some(left) = self.delete_orphans(write_state, owner) {
             write_state.left_orphans().push(left);

@@ -4,8 +4,9 @@
 //! Laws:
 //!
 //! 1. An inode without a name that is pinned, or whose deletion may take more than one transaction,
-//!    has an orphan item. If it is not deleted before the volume is closed, the next open for
-//!    writing deletes it.
+//!    has an orphan item. If it is not deleted before the volume is closed, it is deleted when its
+//!    subvolume is first written to or, if that is read-only, first used, on a volume that is open
+//!    for writing.
 //! 2. The last pin of an inode without a name takes the inode lock and deletes the inode. So no pin
 //!    is dropped by a thread that holds a lock which another thread may wait for under an inode
 //!    lock, nor by one that completes requests in flight for an inode that it has locked

@@ -26,8 +26,9 @@ const ITEMS_OF_STEP: u32 = 4;
 const SUBVOLUMES_PER_BATCH: usize = 256;
 
 impl Filesystem {
-    /// Frees the space of deleted subvolumes. Returns the ids of those that are left because files
-    /// in them are open.
+    /// Frees the space of deleted subvolumes, and that of deleted files which a crash has left in
+    /// read-only subvolumes that were used since the open. Returns the ids of the subvolumes that
+    /// are left because files in them are open.
     ///
     /// # Errors
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); the first tree that cannot be read. The others
@@ -41,6 +42,11 @@ impl Filesystem {
     pub fn clean_subvolumes_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Vec<u64>> {
         let write_state = self.may_begin()?;
         let cleaning = write_state.cleaning.lock();
+        for id in write_state.cleaner.take_read_only() {
+            if goes_on() {
+                self.delete_orphans_of_read_only(write_state, id);
+            }
+        }
         let (mut left, mut failed) = (Vec::new(), None);
         let mut from = Some(Ino(0));
         while let Some(start) = from.take() {

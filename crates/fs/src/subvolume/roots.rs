@@ -9,6 +9,7 @@
 
 use crate::{Error, Result, TOP_LEVEL};
 use arc_swap::ArcSwap;
+use butternut_format::root::RootFlags;
 use butternut_format::units::TreeId;
 use butternut_tree::{Forest, Tree};
 use std::collections::HashMap;
@@ -48,22 +49,27 @@ impl Roots {
         });
     }
 
-    /// Returns the tree of a subvolume that exists and is not being deleted.
-    pub(crate) fn tree(&self, forest: &Arc<Forest>, subvolume: u64) -> Result<Tree> {
+    /// Returns the tree of a subvolume that exists and is not being deleted; and the flags of its
+    /// root item, if the tree was not cached.
+    pub(crate) fn tree(
+        &self,
+        forest: &Arc<Forest>,
+        subvolume: u64,
+    ) -> Result<(Tree, Option<RootFlags>)> {
         loop {
             let before = self.trees.load_full();
             if let Some(tree) = before.get(&subvolume) {
-                return Ok(tree.clone());
+                return Ok((tree.clone(), None));
             }
-            let tree = Self::read(forest, subvolume)?;
+            let (tree, flags) = Self::read(forest, subvolume)?;
             // Each attempt that fails is one change by another thread.
             if self.insert(&before, subvolume, &tree) {
-                return Ok(tree);
+                return Ok((tree, Some(flags)));
             }
         }
     }
 
-    fn read(forest: &Arc<Forest>, subvolume: u64) -> Result<Tree> {
+    fn read(forest: &Arc<Forest>, subvolume: u64) -> Result<(Tree, RootFlags)> {
         let not_found = || Error::NoSubvolume { what: subvolume.to_string() };
         let id = TreeId(subvolume);
         if !id.is_subvolume() {
@@ -73,11 +79,12 @@ impl Roots {
         if root.refs() == 0 && subvolume != TOP_LEVEL {
             return Err(not_found());
         }
-        Ok(if forest.is_writable() {
+        let tree = if forest.is_writable() {
             // A tree that follows later transactions.
             forest.tree(id)?.ok_or_else(not_found)?
         } else {
             forest.tree_of_root(id, &root)
-        })
+        };
+        Ok((tree, root.flags()))
     }
 }

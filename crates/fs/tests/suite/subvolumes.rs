@@ -612,3 +612,43 @@ fn a_subvolume_whose_references_disagree_is_not_renamed_and_ends_no_writing() {
     filesystem.sync().unwrap();
     assert_eq!(names(&filesystem, root), ["dir", "still writable", "sub"]);
 }
+
+/// The same after a crash: nothing writes to the subvolume, so no operation finds the orphan.
+#[test]
+fn an_orphan_that_a_crash_has_left_in_a_read_only_subvolume_gives_its_space_back() {
+    let options = MountOptions::default().read_only(false).commit_seconds(0);
+    let open = |volume: &TestVolume| Filesystem::open_devices(volume.devices(), &options).unwrap();
+    for is_snapshot in [true, false] {
+        let volume = TestVolume::new();
+        let filesystem = open(&volume);
+        let root = filesystem.root();
+        let sub = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+        filesystem.sync().unwrap();
+        let before = used(&filesystem);
+        write(&filesystem, "sub/file", &vec![5; 4 << 20]);
+        let file = filesystem.open_path(b"sub/file").unwrap();
+        filesystem.sync().unwrap();
+        filesystem.unlink(FileId::root_of(sub), b"file").unwrap();
+        let read_only = if is_snapshot {
+            // The orphan of the snapshot is deleted after the commit that makes the snapshot.
+            filesystem.snapshot(sub, root, b"snap", SnapshotAccess::ReadOnly).unwrap()
+        } else {
+            filesystem.set_subvolume_read_only(sub, true).unwrap();
+            sub
+        };
+        let crashed = volume.copy();
+        drop(file);
+        volume.reopen(filesystem);
+
+        let again = open(&crashed);
+        assert!(used(&again) > before + (3 << 20));
+        if is_snapshot {
+            write(&again, "sub/new", b"deletes the orphan of the source");
+        }
+        again.stat(FileId::root_of(read_only)).unwrap();
+        again.clean_subvolumes().unwrap();
+        again.sync().unwrap();
+        assert!(used(&again) < before + (1 << 20), "{} of {before}", used(&again));
+        crashed.reopen(again);
+    }
+}
