@@ -93,9 +93,9 @@ impl Filesystem {
 
     /// As [`FilesystemExt::sync_names`](crate::server::FilesystemExt::sync_names).
     pub(crate) fn sync_names(&self) -> Result<()> {
-        let done = match self.write_back_and_commit() {
-            Err(Error::File(_)) => self.commit(),
-            done => done,
+        let done = match self.write_back_then_commit() {
+            (Err(Error::File(_)), committed) => committed,
+            (written, committed) => written.and(committed),
         };
         done.and_then(|()| self.take_end_error())
     }
@@ -168,11 +168,18 @@ impl Filesystem {
     /// Writes all files back and commits. A loss of file data is kept for the next sync. Does
     /// nothing on a filesystem that was abandoned, or whose writing has ended.
     fn write_back_and_commit(&self) -> Result<()> {
-        let Some(write_state) = &self.shared.write_state else { return Ok(()) };
+        let (written, committed) = self.write_back_then_commit();
+        written.and(committed)
+    }
+
+    /// As [`Self::write_back_and_commit`], and returns the results of both: only the first call
+    /// that finds that commits have become impossible gets the cause ([`Self::commit`]).
+    fn write_back_then_commit(&self) -> (Result<()>, Result<()>) {
+        let Some(write_state) = &self.shared.write_state else { return (Ok(()), Ok(())) };
         // Also when nothing is committed: the committer has more work until its signal is cleared.
         write_state.signal.begin();
         if write_state.is_abandoned() {
-            return Ok(());
+            return (Ok(()), Ok(()));
         }
         let written = self.write_back_all(write_state);
         let committed = self.commit();
@@ -180,7 +187,7 @@ impl Filesystem {
             // Some data may still be in memory only, and there may be no further change (law 1).
             write_state.signal.changed();
         }
-        written.and(committed)
+        (written, committed)
     }
 
     /// Merges the pending extents of some files. A file keeps an error of it for its next sync.

@@ -7,7 +7,7 @@ use butternut::format::chunk::BlockGroupFlags;
 use butternut::server::{FileExt, FilesystemExt};
 use butternut::{
     Allocate, AttributeFlags, ExtentKind, File, FileId, Filesystem, MountOptions, Privileges,
-    RenameFlags, SetAttributes, SetXattr,
+    RenameFlags, SetAttributes, SetXattr, Tunables,
 };
 use butternut_mkfs::{MkfsOptions, Profile};
 use butternut_volume::chain;
@@ -57,6 +57,28 @@ fn a_failed_commit_ends_writing_and_leaves_reads_working() {
         let fs = volume.open();
         assert_eq!(names(&fs, root), ["kept"]);
         volume.reopen(fs);
+    }
+}
+
+#[test]
+fn a_sync_of_names_returns_why_the_commit_failed_also_when_data_is_lost() {
+    for is_sync_of_directory in [false, true] {
+        let volume = TestVolume::new();
+        let (device, fs) = volume.open_faulty(&MountOptions::default().commit_seconds(0));
+        fs.set_tunables(Tunables::default().log_tree(false));
+        let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+        let file = fs.open_file(id).unwrap();
+        fs.sync().unwrap();
+        file.write_at(0, &[8; 8192]).unwrap();
+        fs.create(fs.root(), b"name", &new(0o644)).unwrap();
+        device.add(Rule::everywhere(Fault::WriteError));
+        let done =
+            if is_sync_of_directory { fs.sync_directory(fs.root()) } else { fs.sync_names() };
+        assert_eq!(done.unwrap_err().errno(), 5, "{is_sync_of_directory}");
+        assert_eq!(fs.sync_names().unwrap_err().errno(), 30);
+        device.clear();
+        drop((file, fs));
+        volume.check();
     }
 }
 
