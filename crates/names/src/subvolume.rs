@@ -59,6 +59,19 @@ pub fn parent_link(root_tree: &Tree, child: TreeId) -> Result<Option<SubvolumeLi
     link(root_tree, key, data, child, TreeId(key.offset)).map(Some)
 }
 
+/// Returns the index under which the directory of a subvolume lists it. It is the one of its
+/// reference, except on a damaged volume.
+///
+/// # Errors
+/// A block cannot be read, or an item is corrupt.
+pub fn index_of_subvolume(tree: &impl ReadItems, link: &SubvolumeLink) -> Result<u64, NamesError> {
+    let SubvolumeLink { dir, index, name, .. } = link;
+    if entry::is_listed_at(tree, *dir, name, *index)? {
+        return Ok(*index);
+    }
+    Ok(entry::find_index(tree, *dir, name)?.unwrap_or(*index))
+}
+
 /// Returns the subvolumes whose parent is `parent`.
 ///
 /// # Errors

@@ -72,13 +72,15 @@ impl Filesystem {
         let link = names::parent_link(&self.forest().root_tree(), id)?.ok_or(Error::NotFound)?;
         let is_here = (link.parent, link.dir) == (subvolume.id, Ino(dir.ino)) && link.name == name;
         require(is_here, "parent", "another entry", "this one").map_err(corrupt)?;
+        // Where the reference has another index, the entry under the right one would be left.
+        let index = names::index_of_subvolume(&subvolume.tree, &link)?;
         let uuids = uuids(&root);
         let uuid_tree = UuidTree::of(self.forest(), &uuids);
         let now = write_state.clock.now();
         self.forest().commit_with(ReservationLevel::Deletion, |at_commit| -> Result<()> {
             let at = Ino(dir.ino);
             let edit = at_commit.tree(subvolume.id)?;
-            let target = OldTarget::Unreferenced { index: link.index };
+            let target = OldTarget::Unreferenced { index };
             names::unlink(&edit, &OldName { dir: at, name, target })?;
             let moment = Moment { generation: at_commit.generation(), now };
             names::entry_removed(&mut parent_inode, name, moment);
@@ -94,10 +96,10 @@ impl Filesystem {
         drop(state);
         self.shared.roots.remove(id.0);
         write_state.discard_subvolume(id.0);
-        drop(alone);
-        Ok(id.0)
         // No data of it can be lost any more.
         self.shared.source.forget_errors_in_tree(id);
+        drop(alone);
+        Ok(id.0)
     }
 
     /// Returns the root item of a subvolume that may be deleted.

@@ -4,9 +4,11 @@
 //! 1. After an error, nothing has changed, or the volume is read-only and nothing is committed.
 //! 2. A change of a damaged name damages no other name and no other inode.
 
-use crate::leaf::{edit_items, keys};
+use crate::leaf::{edit_items, keys, owner, rewrite};
 use crate::volume::{TestVolume, names, new};
 use butternut::device::{Fault, Rule, When};
+use butternut::format::key::{ItemType, Key};
+use butternut::format::orphan::orphan_key;
 use butternut::{Error, FileId, FileKind, Filesystem, MountOptions, RenameFlags, Result, SetXattr};
 use butternut_check::{CheckOptions, Kind};
 use butternut_mkfs::{MkfsOptions, Profile};
@@ -51,6 +53,36 @@ const fn exchange() -> RenameFlags {
 
 fn filler(number: u32) -> Vec<u8> {
     format!("{number:0>100}").into_bytes()
+}
+
+/// The references of the subvolume have a wrong index, and it has an orphan item already.
+#[test]
+fn a_subvolume_with_wrong_references_is_deleted() {
+    const ROOT_TREE: u64 = 1;
+    let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
+    let fs = volume.open();
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.close().unwrap();
+    let damaged = volume.with_leaves(|block| {
+        owner(block) == ROOT_TREE
+            && rewrite(block, |items| {
+                let is_reference =
+                    |key: Key| matches!(key.item_type, ItemType::ROOT_REF | ItemType::ROOT_BACKREF);
+                for (_, data) in items.iter_mut().filter(|(key, _)| is_reference(*key)) {
+                    // The index follows the number of the directory.
+                    data[8..16].copy_from_slice(&77_u64.to_le_bytes());
+                }
+                items.push((orphan_key(sub), Vec::new()));
+            })
+    });
+    let fs = damaged.open();
+    fs.delete_subvolume(fs.root(), b"sub").unwrap();
+    assert!(fs.is_writable());
+    assert_eq!(fs.clean_subvolumes().unwrap(), [0; 0]);
+    let fs = damaged.reopen(fs);
+    assert_eq!(names(&fs, fs.root()), ["file"]);
+    assert_eq!(fs.subvolumes().unwrap(), []);
 }
 
 #[test]
