@@ -57,6 +57,12 @@ impl Mount {
         self.has_option("ro") || self.has_flag("ro")
     }
 
+    /// Returns whether two lines of mount tables are of the same mount, which may have been moved
+    /// or remounted with other options in between.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (self.id, self.device) == (other.id, other.device)
+    }
+
     /// Returns whether this mount is mounted directly on `carrier`.
     pub fn is_on(&self, carrier: &Self) -> bool {
         self.parent == carrier.id && self.id != carrier.id

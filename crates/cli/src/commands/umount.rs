@@ -205,9 +205,11 @@ fn unmount_and_commit(
     }
 }
 
-/// Returns whether a mount is at no mount point any more.
+/// Returns whether a mount is at no mount point any more. It is not known to be gone if the mount
+/// table cannot be read.
 fn is_gone(mount: &Mount) -> bool {
-    !is_any_mounted(std::slice::from_ref(mount))
+    let is_absent = |table: Vec<Mount>| !has_any(&table, std::slice::from_ref(mount));
+    mounts::read().is_ok_and(is_absent) && mounts::of_other_namespaces().all(is_absent)
 }
 
 /// Returns the path as in the mount table. Only its parent is resolved, since the mount point
@@ -397,8 +399,13 @@ fn other_mounts(mount: &Mount) -> Vec<Mount> {
     all.flatten().filter(is_other).collect()
 }
 
+/// Returns whether a mount table has one of `mounts`.
+fn has_any(table: &[Mount], mounts: &[Mount]) -> bool {
+    table.iter().any(|listed| mounts.iter().any(|mount| mount.is_same(listed)))
+}
+
 fn is_any_mounted(others: &[Mount]) -> bool {
-    let is_there = |mounts: Vec<Mount>| others.iter().any(|other| mounts.contains(other));
+    let is_there = |table: Vec<Mount>| has_any(&table, others);
     !others.is_empty()
         && (mounts::read().is_ok_and(is_there) || mounts::of_other_namespaces().any(is_there))
 }
@@ -410,16 +417,16 @@ fn report_remaining_mounts(shown: &str, others: &[Mount]) {
         return;
     }
     let here = mounts::read().unwrap_or_default();
-    let mountpoints: Vec<String> = others
+    let mountpoints: Vec<String> = here
         .iter()
-        .filter(|other| here.contains(other))
-        .map(|other| other.mountpoint.display().to_string())
+        .filter(|listed| others.iter().any(|other| other.is_same(listed)))
+        .map(|listed| listed.mountpoint.display().to_string())
         .collect();
     let mut left = Vec::new();
     if !mountpoints.is_empty() {
         left.push(format!("on {}", mountpoints.join(", ")));
     }
-    if mounts::of_other_namespaces().flatten().any(|mount| others.contains(&mount)) {
+    if mounts::of_other_namespaces().any(|table| has_any(&table, others)) {
         left.push("in another mount namespace".to_owned());
     }
     if !left.is_empty() {
@@ -484,4 +491,28 @@ fn busy(mount: &Mount, users: &[MountUser]) -> Failure {
     let users: Vec<String> = users.iter().map(MountUser::to_string).collect();
     Failure::new(shown, format!("is busy: {}", users.join("; ")))
         .hint("end the process, or detach the mount with --lazy")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_any;
+    use butternut_sys::mounts::parse;
+
+    #[test]
+    fn a_mount_is_known_by_its_id_and_device_after_a_remount_or_a_move() {
+        let line = |id: u32, device: &str, path: &str, flags: &str| {
+            let options = "user_id=0,group_id=0";
+            let line = format!(
+                "{id} 24 {device} / {path} {flags} - fuse.butternut image {flags},{options}\n"
+            );
+            parse(line.as_bytes())
+        };
+        let mount = line(90, "0:50", "/mnt", "rw");
+        for same in [line(90, "0:50", "/mnt", "ro,nosuid"), line(90, "0:50", "/moved", "rw")] {
+            assert!(has_any(&same, &mount), "{same:?}");
+        }
+        for other in [line(91, "0:50", "/mnt", "rw"), line(90, "0:51", "/mnt", "rw"), vec![]] {
+            assert!(!has_any(&other, &mount), "{other:?}");
+        }
+    }
 }
