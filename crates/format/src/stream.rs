@@ -30,15 +30,15 @@
 //!    that is decoded and encoded has the same bytes. The one exception is `ENCODED_WRITE`, where
 //!    the kernel omits an encryption of 0 for inline extents.
 //!
-//! Paths are checked where they are used, with [`components`]: a path of a stream is relative to
-//! the root of its subvolume.
+//! Paths are checked where they are used, with [`components`] or [`check_path`]: a path of a stream
+//! is relative to the root of its subvolume.
 
 mod attribute;
 mod command;
 mod path;
 
 pub use command::{Command, StreamCompression};
-pub use path::components;
+pub use path::{check_path, components};
 
 use crate::checksum::crc32c_register;
 use crate::refused::{Hex, Refused, front, require};

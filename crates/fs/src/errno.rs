@@ -75,6 +75,7 @@ impl Error {
             | Self::Commit(_)
             | Self::Random(_)
             | Self::StreamInput(_)
+            | Self::StreamPath(_)
             | Self::EndOfFile => code::EIO,
             Self::File(source) => file(source),
             Self::Device(source) => device(source),
@@ -243,6 +244,7 @@ mod tests {
             Error::StreamInput(std::io::Error::other("no input")),
             Error::StreamOutput(std::io::Error::from_raw_os_error(32)),
             Error::StreamCommand(refused()),
+            Error::StreamPath(refused()),
             Error::Names(NamesError::TooMany { what: "names", limit: 9 }),
             Error::File(FileError::Tree(std::sync::Arc::new(corrupt()))),
         ]
@@ -260,6 +262,7 @@ mod tests {
             | Error::Commit(_)
             | Error::Random(_)
             | Error::StreamInput(_)
+            | Error::StreamPath(_)
             | Error::EndOfFile
             | Error::File(_) => 5,
             Error::LimitExceeded { .. } | Error::Names(_) => 7,

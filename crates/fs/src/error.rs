@@ -143,6 +143,9 @@ pub enum Error {
     /// A command that does not fit into a stream: a path or an attribute is too long for it.
     #[error("a command does not fit into the stream")]
     StreamCommand(#[source] Refused),
+    /// A damaged or hostile volume: a path that would lead a receiver out of the subvolume.
+    #[error("the volume has a path that must not be sent")]
+    StreamPath(#[source] Refused),
     /// Changes that can never be written: the volume is read-only from now on.
     #[error("changes cannot be committed")]
     Commit(#[source] TreeError),

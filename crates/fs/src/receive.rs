@@ -13,13 +13,13 @@
 //!    no stream can use as its parent. That commit is not made if data of the subvolume was lost,
 //!    whichever thread was to write it.
 //! 2. If a command fails, the subvolume that it would have changed is deleted. Subvolumes of the
-//!    same stream that are complete stay.
+//!    same stream that are complete stay, and the caller learns of them ([`ReceiveReport`]).
 //! 3. No command reaches anything outside its subvolume: paths are names below its root, and no
 //!    symbolic link is followed.
 //! 4. An error names the command, its number and its place in the stream.
 //!
-//! Inodes of a received subvolume inherit nothing from their directories: the stream says what they
-//! have.
+//! Inodes of a received subvolume, its root among them, inherit no attributes from their
+//! directories: the stream says what they have.
 
 mod apply;
 mod data;
@@ -47,6 +47,26 @@ pub struct ReceivedSubvolume {
     pub is_snapshot: bool,
 }
 
+/// What [`Filesystem::receive_with`] has made, also if it has failed.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct ReceiveReport {
+    /// The complete subvolumes. They are durable.
+    pub subvolumes: Vec<ReceivedSubvolume>,
+    /// The incomplete subvolume, if it could not be deleted.
+    pub unfinished: Option<Unfinished>,
+}
+
+/// A subvolume of a stream that failed, and that could not be deleted. It is writable, and not the
+/// parent of any stream.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Unfinished {
+    pub name: Vec<u8>,
+    /// Why it could not be deleted.
+    pub error: Error,
+}
+
 /// Where a stream ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
@@ -58,7 +78,8 @@ pub enum StreamEnd {
 
 impl Filesystem {
     /// Applies a send stream: makes its subvolumes in the directory `dir`, and returns them. They
-    /// are durable when this returns.
+    /// are durable when this returns. After an error, those that were complete stay, too:
+    /// [`Filesystem::receive_with`] reports them.
     ///
     /// # Errors
     /// [`Error::Receive`] with the command that failed. Its cause may be a damaged stream, a path
@@ -71,13 +92,29 @@ impl Filesystem {
         stream: &mut StreamReader<R>,
         end: StreamEnd,
     ) -> Result<Vec<ReceivedSubvolume>> {
-        let mut receiver = Receiver::new(self, dir);
+        let mut report = ReceiveReport::default();
+        self.receive_with(dir, stream, end, &mut report)?;
+        Ok(report.subvolumes)
+    }
+
+    /// Applies a send stream as [`Filesystem::receive`] does, and adds each subvolume to `report`
+    /// when it is complete and durable.
+    ///
+    /// # Errors
+    /// As [`Filesystem::receive`].
+    pub fn receive_with<R: Read>(
+        &self,
+        dir: FileId,
+        stream: &mut StreamReader<R>,
+        end: StreamEnd,
+        report: &mut ReceiveReport,
+    ) -> Result<()> {
+        let mut receiver = Receiver::new(self, dir, &mut report.subvolumes);
         let applied = receive_all(&mut receiver, stream, end);
         if applied.is_err() {
-            receiver.discard();
+            report.unfinished = receiver.discard();
         }
-        applied?;
-        Ok(receiver.received)
+        applied
     }
 }
 
@@ -91,7 +128,7 @@ pub fn decode_write(command: &Command<'_>) -> Result<Option<Vec<u8>>> {
 }
 
 fn receive_all<R: Read>(
-    receiver: &mut Receiver<'_>,
+    receiver: &mut Receiver<'_, '_>,
     stream: &mut StreamReader<R>,
     end: StreamEnd,
 ) -> Result<()> {

@@ -20,7 +20,11 @@
 //! 3. What the protocol does not have is not sent, as in the kernel: flags of inodes, preallocated
 //!    space, and subvolumes inside the subvolume.
 //! 4. A stream that fails has no end command, and a receiver refuses it.
-//! 5. Memory grows with the number of inodes that differ, and not with the size of files.
+//! 5. No path of a stream leads out of the subvolume, whatever the volume has: no name is `.` or
+//!    `..`, and what has names in it is a directory.
+//! 6. Data is sent if the search for a file to clone it from fails: a damaged extent tree makes a
+//!    stream larger, and does not prevent it.
+//! 7. Memory grows with the number of inodes that differ, and not with the size of files.
 
 mod attributes;
 mod clones;
@@ -116,7 +120,8 @@ impl Filesystem {
     /// [`Error::InvalidArgument`] for compressed data in version 1; [`Error::Unsupported`] if the
     /// volume is open for writing; [`Error::StreamOutput`] if the stream cannot be written;
     /// [`Error::StreamCommand`] and [`Error::NameTooLong`] for an attribute or a path that is too
-    /// long for the protocol; data or metadata that cannot be read.
+    /// long for the protocol; [`Error::StreamPath`] for a path that leads out of the subvolume;
+    /// data or metadata that cannot be read.
     pub fn send(&self, subvolume: u64, options: &SendOptions, to: &mut dyn Write) -> Result<()> {
         if self.is_writable() {
             return Err(Error::Unsupported {
@@ -187,7 +192,7 @@ impl Filesystem {
                 sources.push(self.clone_source(&source)?);
             }
         }
-        Clones::new(self, sources)
+        Ok(Clones::new(self, sources))
     }
 
     fn clone_source(&self, info: &SubvolumeInfo) -> Result<CloneSource> {

@@ -1,7 +1,7 @@
 //! [`Receiver`]: applies the commands of a stream to subvolumes.
 
 use super::data::{clone_range, fallocate};
-use super::{ReceivedSubvolume, decode_write};
+use super::{ReceivedSubvolume, Unfinished, decode_write};
 use crate::{
     Error, File, FileId, FileKind, Filesystem, NewInode, RenameFlags, Result, SetAttributes,
     SetTime, SetXattr, SnapshotAccess,
@@ -19,14 +19,14 @@ const PERMISSIONS: u32 = 0o7777;
 
 /// Receives the subvolumes of a stream.
 #[derive(Debug)]
-pub(super) struct Receiver<'a> {
+pub(super) struct Receiver<'a, 'r> {
     filesystem: &'a Filesystem,
     /// The directory in which the subvolumes are made.
     dir: FileId,
     current: Option<Current>,
     /// The subvolumes that clones of the current one refer to.
     sources: HashMap<Uuid, u64>,
-    pub(super) received: Vec<ReceivedSubvolume>,
+    received: &'r mut Vec<ReceivedSubvolume>,
 }
 
 /// The subvolume that the commands change.
@@ -41,23 +41,26 @@ struct Current {
     open: Option<(Vec<u8>, File)>,
 }
 
-impl<'a> Receiver<'a> {
-    pub(super) fn new(filesystem: &'a Filesystem, dir: FileId) -> Self {
-        Self { filesystem, dir, current: None, sources: HashMap::new(), received: Vec::new() }
+impl<'a, 'r> Receiver<'a, 'r> {
+    pub(super) fn new(
+        filesystem: &'a Filesystem,
+        dir: FileId,
+        received: &'r mut Vec<ReceivedSubvolume>,
+    ) -> Self {
+        Self { filesystem, dir, current: None, sources: HashMap::new(), received }
     }
 
-    /// Deletes the subvolume that is not complete. What that fails with is dropped: the error that
-    /// led here is reported, and the subvolume stays writable, so no stream uses it.
-    pub(super) fn discard(&mut self) {
-        if let Some(Current { name, open, .. }) = self.current.take() {
-            drop(open);
-            let deleted = self.filesystem.delete_subvolume(self.dir, &name);
-            let cleaned = deleted.and_then(|_| self.filesystem.clean_subvolumes());
-            // The caller may abandon what is not committed, and with it the space. Lost data of
-            // other files is left for a call that returns the error.
-            let committed = cleaned.and_then(|_| self.filesystem.sync_names());
-            drop(committed);
-        }
+    /// Deletes the subvolume that is not complete. One that cannot be deleted stays writable, so no
+    /// stream uses it as its parent, and is returned.
+    pub(super) fn discard(&mut self) -> Option<Unfinished> {
+        let Current { name, open, .. } = self.current.take()?;
+        drop(open);
+        let deleted = self.filesystem.delete_subvolume(self.dir, &name);
+        let cleaned = deleted.and_then(|_| self.filesystem.clean_subvolumes());
+        // The caller may abandon what is not committed, and with it the space. Lost data of other
+        // files is left for a call that returns the error.
+        let committed = cleaned.and_then(|_| self.filesystem.sync_names());
+        committed.err().map(|error| Unfinished { name, error })
     }
 
     /// Applies one command.
@@ -124,7 +127,14 @@ impl<'a> Receiver<'a> {
         };
         let (name, is_snapshot) = (name.to_vec(), parent.is_some());
         self.current = Some(Current { id, name, uuid, ctransid, is_snapshot, open: None });
-        Ok(())
+        if is_snapshot { Ok(()) } else { self.strip(FileId::root_of(id)) }
+    }
+
+    /// Removes the attributes of a new inode: it has inherited them from its directory, where the
+    /// source may have none.
+    fn strip(&self, id: FileId) -> Result<()> {
+        let names = self.filesystem.xattr_names(id)?;
+        names.iter().try_for_each(|name| self.filesystem.remove_xattr(id, name))
     }
 
     /// Completes the current subvolume, if there is one.
@@ -270,11 +280,7 @@ impl<'a> Receiver<'a> {
             }
             _ => return Ok(()),
         }?;
-        // It has inherited them from its directory, where the source may have none.
-        for name in filesystem.xattr_names(id)? {
-            filesystem.remove_xattr(id, &name)?;
-        }
-        Ok(())
+        self.strip(id)
     }
 
     /// Applies a command that changes names of inodes that exist.

@@ -10,6 +10,9 @@
 //! 1. A clone has whole blocks. The rest of the range is written.
 //! 2. The search for one extent visits at most [`VISITS_MAX`] blocks and items; then the data is
 //!    written.
+//! 3. A search that fails finds nothing, and the data is written. Only the search reads the extent
+//!    tree: if that tree is damaged, the subvolume can still be sent.
+//! 4. Preallocated ranges are no source: they refer to an extent, and read as zeros.
 
 use crate::send::paths::Paths;
 use crate::space::backref::{Backrefs, ExtentRef};
@@ -54,7 +57,8 @@ pub(crate) struct CloneRange {
 
 /// The files that share extents.
 pub(crate) struct Clones<'a> {
-    backrefs: Backrefs<'a>,
+    /// `None` if the extent tree cannot be read (law 3).
+    backrefs: Option<Backrefs<'a>>,
     /// The first one is the subvolume that is sent.
     sources: Vec<CloneSource>,
 }
@@ -70,8 +74,8 @@ struct Candidate {
 
 impl<'a> Clones<'a> {
     /// Prepares the search. The first source is the subvolume that is sent.
-    pub(crate) fn new(filesystem: &'a Filesystem, sources: Vec<CloneSource>) -> Result<Self> {
-        Ok(Self { backrefs: Backrefs::with_limit(filesystem, VISITS_MAX)?, sources })
+    pub(crate) fn new(filesystem: &'a Filesystem, sources: Vec<CloneSource>) -> Self {
+        Self { backrefs: Backrefs::with_limit(filesystem, VISITS_MAX).ok(), sources }
     }
 
     /// Finds a file with a part of an extent, or with its beginning. The files of the subvolume
@@ -81,11 +85,22 @@ impl<'a> Clones<'a> {
         paths: &mut Paths,
         sent_until: u64,
         part: ExtentPart,
+    ) -> Option<CloneRange> {
+        // Law 3.
+        self.search(paths, sent_until, part).unwrap_or(None)
+    }
+
+    fn search(
+        &mut self,
+        paths: &mut Paths,
+        sent_until: u64,
+        part: ExtentPart,
     ) -> Result<Option<CloneRange>> {
-        let Some(extent) = self.backrefs.covering(part.logical)? else { return Ok(None) };
+        let Some(backrefs) = &mut self.backrefs else { return Ok(None) };
+        let Some(extent) = backrefs.covering(part.logical)? else { return Ok(None) };
         let mut candidates = Vec::new();
         let sources = &self.sources;
-        let searched = self.backrefs.each_ref(&extent, |found| {
+        let searched = backrefs.each_ref(&extent, |found| {
             let source = sources.iter().position(|source| source.id == found.subvolume);
             if let Some(source) = source
                 && (source > 0 || found.ino < sent_until)
@@ -129,6 +144,9 @@ impl<'a> Clones<'a> {
 
 /// Returns what a file extent has of a part, from the part's start on.
 fn candidate(source: usize, found: &ExtentRef, part: ExtentPart) -> Option<Candidate> {
+    if found.is_preallocated {
+        return None;
+    }
     let skip = part.start.checked_sub(found.extent_offset)?;
     let bytes = found.bytes.checked_sub(skip)?.min(part.bytes);
     let offset = found.file_offset.checked_add(skip)?;
@@ -153,6 +171,7 @@ mod tests {
             extent_offset: 8192,
             bytes: 16384,
             is_compressed: false,
+            is_preallocated: false,
         };
         let part = |start, bytes| ExtentPart { logical: Logical(1 << 20), start, bytes };
         let of = |part| candidate(1, &found, part).map(|found| (found.offset, found.bytes));
@@ -160,5 +179,7 @@ mod tests {
         assert_eq!(of(part(12288, 65536)), Some((45056, 12288)));
         assert_eq!(of(part(4096, 65536)), None);
         assert_eq!(of(part(24576, 4096)), None);
+        let zeros = ExtentRef { is_preallocated: true, ..found };
+        assert!(candidate(1, &zeros, part(8192, 4096)).is_none());
     }
 }

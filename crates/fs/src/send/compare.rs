@@ -25,6 +25,11 @@ pub(crate) struct Parts {
     pub(crate) data: bool,
 }
 
+impl Parts {
+    /// The parts of an inode that has nothing in common with that of its number in the other tree.
+    pub(crate) const ALL: Self = Self { names: true, xattrs: true, data: true };
+}
+
 /// The inodes that differ, by rising number.
 #[derive(Debug, Default)]
 struct Found(Vec<(u64, Parts)>);

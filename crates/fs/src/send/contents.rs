@@ -246,7 +246,7 @@ impl Receiver<'_, '_, '_> {
         }
         let start = extent_offset.saturating_add(part.start.saturating_sub(extent.offset));
         let wanted = ExtentPart { logical: Logical(logical), start, bytes };
-        let Some(found) = self.clones.find(self.paths, self.ino, wanted)? else { return Ok(None) };
+        let Some(found) = self.clones.find(self.paths, self.ino, wanted) else { return Ok(None) };
         self.write_pending()?;
         self.out.put(&Command::Clone {
             path: self.path,

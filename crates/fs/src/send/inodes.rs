@@ -2,8 +2,9 @@
 //!
 //! An inode is *kept* if both subvolumes have it: the same number, generation and type, and for
 //! links and devices the same target. A number that both have, for different inodes, is that of a
-//! removed inode and of a new one. An inode without a name does not exist here: it is deleted when
-//! its last handle is closed.
+//! removed inode and of a new one. The new one is sent with all its parts, although its items may
+//! be equal to those of the removed one. An inode without a name does not exist here: it is deleted
+//! when its last handle is closed.
 //!
 //! The root directory is always kept: the receiver makes it with the subvolume.
 //!
@@ -209,8 +210,9 @@ impl Changed {
             Some(inode) if inode.kind != FileKind::Directory => trees.links(true, ino)?.len(),
             _ => 0,
         };
+        let is_replaced = trees.old.is_some() && !is_kept;
         Ok(Self {
-            parts,
+            parts: if is_replaced { Parts::ALL } else { parts },
             old: old.as_ref().map(head),
             new: new.as_ref().map(head),
             is_kept,

@@ -1,7 +1,7 @@
 //! [`Output`]: encodes the commands of a stream, and writes them to the caller's writer.
 
 use crate::{Error, Result};
-use butternut_format::stream::{Command, StreamVersion};
+use butternut_format::stream::{Command, StreamVersion, check_path};
 use std::io::Write;
 
 /// The stream as it is written. It keeps the bytes of one command at a time.
@@ -26,8 +26,14 @@ impl<'a> Output<'a> {
     ///
     /// # Errors
     /// [`Error::StreamOutput`]; [`Error::StreamCommand`] if a path or a value is too long for the
-    /// version.
+    /// version; [`Error::StreamPath`] for a path that leads out of the subvolume: receivers may
+    /// follow it.
     pub(crate) fn put(&mut self, command: &Command<'_>) -> Result<()> {
+        for path in [command.path(), command.other_path()].into_iter().flatten() {
+            check_path(path).map_err(|refused| {
+                Error::StreamPath(refused.at(format_args!("command {}", command.name())))
+            })?;
+        }
         self.bytes.clear();
         command.encode(self.version, &mut self.bytes).map_err(Error::StreamCommand)?;
         self.to.write_all(&self.bytes).map_err(Error::StreamOutput)

@@ -2,9 +2,13 @@
 //!
 //! A path is computed upwards, from the places of the directories on it. Paths of directories are
 //! cached until a directory moves.
+//!
+//! Everything above the last name of a path is a directory. A damaged volume may name a symbolic
+//! link as the directory of an inode; a receiver would follow that link.
 
 use crate::send::inodes::{Inodes, Node, Place, ROOT, Trees, corrupt};
 use crate::{Error, Result};
+use butternut_format::inode::FileKind;
 use butternut_format::units::Ino;
 use butternut_names::{self as names, DEPTH_MAX, Link};
 use std::collections::HashMap;
@@ -101,17 +105,20 @@ impl Paths {
             Some(changed) if dir.is_removed || changed.is_kept => changed.place,
             _ => Place::New,
         };
-        match place {
-            Place::Orphan => Ok((Node::ROOT, self.orphan_name(dir.ino)?)),
-            Place::Old if self.trees.old.is_some() => {
-                let link = self.trees.link(true, dir.ino)?;
-                Ok((self.inodes.old_node(link.parent.0), link.name))
-            }
-            Place::Old | Place::New => {
-                let link = self.trees.link(false, dir.ino)?;
-                Ok((Node::new(link.parent.0), link.name))
-            }
+        let is_old = match place {
+            Place::Orphan => return Ok((Node::ROOT, self.orphan_name(dir.ino)?)),
+            Place::Old => self.trees.old.is_some(),
+            Place::New => false,
+        };
+        let link = self.trees.link(is_old, dir.ino)?;
+        let tree = self.trees.of(is_old);
+        let inode = names::inode(tree, Ino(dir.ino))?;
+        if inode.is_none_or(|inode| inode.kind != FileKind::Directory) {
+            return Err(corrupt(tree, dir.ino, "names in what is no directory", "a directory"));
         }
+        let parent = link.parent.0;
+        let node = if is_old { self.inodes.old_node(parent) } else { Node::new(parent) };
+        Ok((node, link.name))
     }
 
     /// Returns the temporary name of an inode of the parent: the first that neither subvolume has

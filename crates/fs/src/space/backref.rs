@@ -44,6 +44,8 @@ pub(crate) struct ExtentRef {
     pub(crate) extent_offset: u64,
     pub(crate) bytes: u64,
     pub(crate) is_compressed: bool,
+    /// The range reads as zeros.
+    pub(crate) is_preallocated: bool,
 }
 
 /// A search for the references to extents. It caches the roots of leaves, so that a search over
@@ -290,6 +292,7 @@ fn extent_ref(extent: &ExtentRecord, key: Key, bytes: &[u8]) -> Option<ExtentRef
         extent_offset: run.offset,
         bytes: run.num_bytes,
         is_compressed: item.compression != Compression::None,
+        is_preallocated: matches!(item.body, ExtentBody::Preallocated { .. }),
     })
 }
 

@@ -87,6 +87,7 @@ mod tests {
             extent_offset: 8192,
             bytes: 4096,
             is_compressed: false,
+            is_preallocated: false,
         };
         assert_eq!(offset_in_file(&extent_ref, Some(8192 + 100)), Some(40960 + 100));
         assert_eq!(offset_in_file(&extent_ref, Some(8191)), None);

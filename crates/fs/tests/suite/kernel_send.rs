@@ -213,6 +213,25 @@ fn snapshots_of_random_histories_are_received() {
     }
 }
 
+/// In two subvolumes, one transaction gives different inodes of one number equal items.
+#[test]
+fn a_new_inode_has_attributes_that_equal_those_of_the_removed_one() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "
+        btrfs -q subvolume create w; btrfs -q subvolume create v
+        touch w/x; mkdir v/y; setfattr -n user.k -v 1 w/x; setfattr -n user.k -v 1 v/y
+        setfacl -m u:1000:r w/x v/y
+        btrfs -q subvolume snapshot -r w a; btrfs -q subvolume snapshot -r v b";
+    let pair = Pair::of(KernelImage::make(1, &[], "noatime,commit=300", script));
+    let protocol = SendProtocol::One;
+    pair.transfer(&[
+        Stream { name: "a", parent: None, protocol },
+        Stream { name: "b", parent: Some("a"), protocol },
+    ]);
+}
+
 #[test]
 fn data_that_the_receiver_has_is_cloned() {
     if !kernel_is_here() {

@@ -47,6 +47,7 @@ mod queue_devices;
 mod queue_nowait;
 mod receive;
 mod sealed_files;
+mod send;
 mod space_returns;
 mod stable_pages;
 mod std_io;

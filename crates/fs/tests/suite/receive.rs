@@ -2,10 +2,11 @@
 //! what no stream may have. The volume is in memory, and checked when it is closed.
 
 use crate::volume::{TestVolume, failing_data, names, new};
+use butternut::device::{Fault, FaultyDevice, Rule};
 use butternut::format::inode::{DeviceNumber, Time};
 use butternut::format::stream::{Command, StreamCompression, StreamVersion};
 use butternut::format::uuid::Uuid;
-use butternut::receive::{ReceivedSubvolume, StreamEnd, StreamReader};
+use butternut::receive::{ReceiveReport, ReceivedSubvolume, StreamEnd, StreamReader};
 use butternut::{Error, FileId, FileKind, Filesystem, Follow, MountOptions, Result, SetXattr};
 
 const SOURCE: Uuid = Uuid([1; 16]);
@@ -271,6 +272,61 @@ fn a_subvolume_whose_data_was_lost_is_not_received() {
     }
 }
 
+/// What is complete stays, also if a later stream is damaged.
+#[test]
+fn a_stream_that_fails_reports_the_subvolumes_before_it() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let whole = stream(StreamVersion::Two, &full());
+    let input = [&whole, &b"no stream"[..]].concat();
+    let (mut input, mut report) = (StreamReader::new(&*input), ReceiveReport::default());
+    let root = filesystem.root();
+    let error =
+        filesystem.receive_with(root, &mut input, StreamEnd::Input, &mut report).unwrap_err();
+    assert!(text(&error).contains("bytes: have 9, want 17"), "{}", text(&error));
+    let made: Vec<&[u8]> = report.subvolumes.iter().map(|made| &made.name[..]).collect();
+    assert_eq!(made, [b"one"]);
+    assert!(report.unfinished.is_none());
+    let filesystem = volume.reopen(filesystem);
+    assert_eq!(names(&filesystem, FileId::root_of(5)), ["one"]);
+}
+
+/// An incomplete subvolume that cannot be deleted stays, which the caller learns.
+#[test]
+fn a_stream_that_fails_reports_what_cannot_be_deleted() {
+    let volume = TestVolume::new();
+    let (device, filesystem) = volume.open_faulty(&MountOptions::default());
+    let commands = [
+        Command::Subvol { path: b"sub", uuid: SOURCE, ctransid: 7 },
+        Command::Mkfile { path: b"f", ino: 257 },
+    ];
+    let bytes = stream(StreamVersion::Two, &commands);
+    // The stream ends without an end command, and the deletion cannot be committed.
+    let input = FailWhenRead { device: &device, bytes: &bytes };
+    let (mut input, mut report) = (StreamReader::new(input), ReceiveReport::default());
+    let root = filesystem.root();
+    let error =
+        filesystem.receive_with(root, &mut input, StreamEnd::Input, &mut report).unwrap_err();
+    assert!(text(&error).contains("ends without an end command"), "{}", text(&error));
+    assert_eq!(report.subvolumes, []);
+    assert_eq!(report.unfinished.unwrap().name, b"sub");
+}
+
+/// A stream at whose end all writes to the device begin to fail.
+struct FailWhenRead<'a> {
+    device: &'a FaultyDevice,
+    bytes: &'a [u8],
+}
+
+impl std::io::Read for FailWhenRead<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        if self.bytes.is_empty() {
+            self.device.add(Rule::everywhere(Fault::WriteError));
+        }
+        std::io::Read::read(&mut self.bytes, buf)
+    }
+}
+
 #[test]
 fn new_inodes_inherit_nothing() {
     let volume = TestVolume::new();
@@ -286,7 +342,17 @@ fn new_inodes_inherit_nothing() {
         Command::End,
     ];
     receive(&filesystem, &stream(StreamVersion::Two, &commands)).unwrap();
-    for path in [&b"sub/f"[..], b"sub/d"] {
+    // The directory that the subvolume is made in has the same attributes.
+    let root = filesystem.root();
+    filesystem.set_xattr(root, b"system.posix_acl_default", acl, SetXattr::Either).unwrap();
+    filesystem.set_xattr(root, b"btrfs.compression", b"zstd", SetXattr::Either).unwrap();
+    let commands = [
+        Command::Subvol { path: b"bare", uuid: SECOND, ctransid: 7 },
+        Command::Mkfile { path: b"f", ino: 257 },
+        Command::End,
+    ];
+    receive(&filesystem, &stream(StreamVersion::Two, &commands)).unwrap();
+    for path in [&b"sub/f"[..], b"sub/d", b"bare", b"bare/f"] {
         let id = filesystem.resolve(path, Follow::Last).unwrap();
         assert_eq!(filesystem.xattr_names(id).unwrap(), Vec::<Vec<u8>>::new());
     }
