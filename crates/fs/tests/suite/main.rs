@@ -10,6 +10,8 @@
 )]
 
 mod admin;
+mod clone;
+mod clone_failures;
 mod commit_budgets;
 mod damage;
 mod damaged_names;
@@ -26,6 +28,7 @@ mod image;
 mod kernel;
 mod kernel_accounts;
 mod kernel_compare;
+mod kernel_drops;
 mod kernel_history;
 #[path = "../kernel_image/mod.rs"]
 mod kernel_image;
