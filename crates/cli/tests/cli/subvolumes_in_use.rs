@@ -17,6 +17,9 @@ use super::command::{butternut, run};
 use super::image::kernel_tests_enabled;
 use super::mount::MountPoint;
 
+const EBUSY: i32 = 16;
+const EROFS: i32 = 30;
+
 const GIB: u64 = 1 << 30;
 
 /// A volume with the subvolume `sub`, mounted with the command.
@@ -52,6 +55,11 @@ impl Volume {
 
     fn snapshot(&self) -> io::Result<()> {
         calls::snapshot(self.root.as_fd(), b"snap", &self.sub, true)
+    }
+
+    fn set_read_only(&self, read_only: bool) -> Result<(), i32> {
+        let set = calls::set_read_only(self.sub.as_fd(), read_only);
+        set.map_err(|error| error.raw_os_error().unwrap())
     }
 
     /// Unmounts the volume and checks it.
@@ -192,4 +200,73 @@ fn a_snapshot_ends_beside_a_program_that_goes_on_writing() {
     });
     drop(file);
     volume.close();
+}
+
+#[test]
+fn a_subvolume_does_not_become_read_only_while_a_file_is_open_for_writing() {
+    if !kernel_tests_enabled(
+        "a_subvolume_does_not_become_read_only_while_a_file_is_open_for_writing",
+    ) {
+        return;
+    }
+    for options in ["rw", "writeback", "uncached"] {
+        let volume = Volume::new(options);
+        let file = volume.open("sub/file").unwrap();
+        file.write_all_at(&[b'a'; 4096], 0).unwrap();
+        assert_eq!(volume.set_read_only(true), Err(EBUSY), "{options}: an open file");
+        let mapped = Mapped::shared(&file, 4096).unwrap();
+        drop(file);
+        mapped.put(0, b"stored");
+        assert_eq!(volume.set_read_only(true), Err(EBUSY), "{options}: a mapped file");
+        drop(mapped);
+        assert_eq!(volume.set_read_only(true), Ok(()), "{options}");
+        let refused = volume.open("sub/file").map_err(|error| error.raw_os_error());
+        assert_eq!(refused.err(), Some(Some(EROFS)));
+        let read = std::fs::read(volume.path("sub/file")).unwrap();
+        assert_eq!(read[..7], *b"storeda", "{options}");
+        assert_eq!(volume.set_read_only(false), Ok(()));
+        volume.open("sub/file").unwrap();
+        volume.close();
+    }
+}
+
+/// A file that could be opened for writing can be written, and its data becomes durable.
+#[test]
+fn no_write_is_lost_while_a_subvolume_becomes_read_only() {
+    const SWITCHES: usize = 40;
+    if !kernel_tests_enabled("no_write_is_lost_while_a_subvolume_becomes_read_only") {
+        return;
+    }
+    for options in ["rw", "writeback"] {
+        let volume = Volume::new(options);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for count in 1_u64.. {
+                    // Some exist, and some do not.
+                    match volume.open(&format!("sub/{}", count / 2)) {
+                        Ok(file) => {
+                            file.write_all_at(&count.to_ne_bytes(), 0).unwrap();
+                            file.sync_all().unwrap();
+                        }
+                        Err(error) => assert_eq!(error.raw_os_error(), Some(EROFS), "{error}"),
+                    }
+                    if is_over.load(Ordering::Acquire) {
+                        break;
+                    }
+                }
+            });
+            let switched = (0..SWITCHES).try_for_each(|_| {
+                match volume.set_read_only(true) {
+                    Ok(()) | Err(EBUSY) => {}
+                    Err(errno) => return Err(errno),
+                }
+                volume.set_read_only(false)
+            });
+            is_over.store(true, Ordering::Release);
+            assert_eq!(switched, Ok(()), "{options}");
+        });
+        assert_eq!(volume.set_read_only(true), Ok(()));
+        volume.close();
+    }
 }

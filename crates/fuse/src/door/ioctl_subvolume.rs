@@ -14,7 +14,9 @@
 //! 2. Only an administrator deletes subvolumes; with `user_subvol_rm_allowed` also the owner of a
 //!    subvolume that may write to its directory. Where the mount checks no permissions, the user
 //!    that mounted is an administrator.
-//! 3. Data that the kernel has cached and not sent is in a snapshot: it is written back first.
+//! 3. Writes that the kernel has cached and not sent are in a snapshot: they are sent first. A
+//!    subvolume becomes read-only only while no file of it is open for writing, so there are none
+//!    that it would refuse ([`write_gates`]).
 //! 4. The source of a snapshot is a descriptor of the caller, which waits for the reply. It is
 //!    looked up in `/proc`, and must be on this mount.
 //! 5. The calls commit, so their replies are deferred. The kernel forgets the name that has changed
@@ -22,6 +24,8 @@
 //! 6. The kernel does not tell through which mount a call comes, and passes it on also where that
 //!    is read-only. So changes are refused to an administrator that sees no writable mount of the
 //!    volume, and to every other caller that sees a read-only one.
+//!
+//! [`write_gates`]: crate::handles::write_gates
 
 use std::sync::Arc;
 
@@ -248,15 +252,12 @@ impl Door {
             return Err(Errno::EOPNOTSUPP);
         }
         self.may_change(request)?;
-        let unsent = self.unsent_data(|id| id.subvolume == root.subvolume);
-        // The kernel would go on accepting writes of open files, and lose them.
-        if self.options.writes_back() && flags & READ_ONLY != 0 && !unsent.is_empty() {
-            return Err(Errno::EBUSY);
-        }
-        let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
+        let read_only = flags & READ_ONLY != 0;
+        let (gates, filesystem) = (Arc::clone(self.handles.write_gates()), self.filesystem.clone());
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
-            unsent.write_back(&device);
-            filesystem.set_subvolume_read_only(root.subvolume, flags & READ_ONLY != 0)?;
+            let closed = if read_only { Some(gates.close(root.subvolume)?) } else { None };
+            filesystem.set_subvolume_read_only(root.subvolume, read_only)?;
+            drop(closed);
             reply.push(&IoctlOut::default())
         })
     }

@@ -43,11 +43,6 @@ const PIECES_PER_DOUBLING: u64 = 8;
 pub(super) struct UnsentData(Vec<u64>);
 
 impl UnsentData {
-    /// Returns whether no file can have such data.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Makes the kernel write back its dirty pages of the files, and waits for that.
     pub(super) fn write_back(&self, device: &OwnedFd) {
         for node in &self.0 {
