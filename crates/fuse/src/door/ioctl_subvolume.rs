@@ -24,6 +24,8 @@
 //! 6. The kernel does not tell through which mount a call comes, and passes it on also where that
 //!    is read-only. So changes are refused to an administrator that sees no writable mount of the
 //!    volume, and to every other caller that sees a read-only one.
+//! 7. A deletion is of the subvolume that the caller was checked for, also if its name is another
+//!    subvolume's by then.
 //!
 //! [`write_gates`]: crate::handles::write_gates
 
@@ -172,13 +174,13 @@ impl Door {
 
     fn delete_subvolume(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let name = Arguments::take(request)?.name()?;
-        self.delete_name(request, self.node(request)?, name)
+        self.delete_name(request, self.node(request)?, name, None)
     }
 
     fn delete_subvolume_2(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let arguments = Arguments::take(request)?;
         match arguments.flags_2() {
-            0 => return self.delete_name(request, self.node(request)?, arguments.name_2()?),
+            0 => return self.delete_name(request, self.node(request)?, arguments.name_2()?, None),
             BY_ID => {}
             _ => return Err(Errno::EOPNOTSUPP),
         }
@@ -188,36 +190,46 @@ impl Door {
         }
         let found = self.filesystem.subvolume(arguments.id_2())?;
         let parent = found.parent.ok_or(Errno::ENOENT)?;
-        self.delete_name(request, FileId::new(parent, found.dir), found.name)
+        self.delete_name(request, FileId::new(parent, found.dir), found.name, Some(found.id))
     }
 
+    /// Deletes the subvolume of a name, which is the one that was checked (law 7).
     fn delete_name(
         &self,
         request: &Request<'_>,
         dir: FileId,
         name: Vec<u8>,
+        wanted: Option<u64>,
     ) -> ErrnoResult<Outcome> {
         self.may_change(request)?;
-        if !self.is_administrator(request) {
-            self.may_delete(request, dir, &name)?;
+        let is_administrator = self.is_administrator(request);
+        if !is_administrator {
+            self.may_delete_in(request, dir)?;
         }
         let root = self.filesystem.lookup(dir, &name)?;
+        if !is_administrator {
+            self.may_delete(request, dir, root)?;
+        }
         if self.filesystem.stat(root)?.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
         }
+        let id = wanted.unwrap_or(root.subvolume);
         let node = self.nodes.node_id(dir);
         self.change_name_in(request, node, name, move |filesystem, name| {
-            filesystem.delete_subvolume(dir, name).map(drop)
+            filesystem.delete_subvolume_of_id(dir, name, id)
         })
     }
 
-    /// Checks a caller that is no administrator (law 2).
-    fn may_delete(&self, request: &Request<'_>, dir: FileId, name: &[u8]) -> ErrnoResult<()> {
+    /// Checks that a caller that is no administrator may delete subvolumes of a directory (law 2).
+    fn may_delete_in(&self, request: &Request<'_>, dir: FileId) -> ErrnoResult<()> {
         if !self.options.users_delete_subvolumes {
             return Err(Errno::EPERM);
         }
-        self.may_write_to_directory(&request.header, dir)?;
-        let root = self.filesystem.lookup(dir, name)?;
+        self.may_write_to_directory(&request.header, dir)
+    }
+
+    /// Checks that a caller that is no administrator may delete a subvolume (law 2).
+    fn may_delete(&self, request: &Request<'_>, dir: FileId, root: FileId) -> ErrnoResult<()> {
         self.may_write_to_directory(&request.header, root)?;
         let (above, below) = (self.filesystem.stat(dir)?, self.filesystem.stat(root)?);
         let is_sticky = above.mode & STICKY != 0;
