@@ -324,13 +324,12 @@ impl Door {
     /// Checks that the caller may change the volume through the mounts that it sees (law 6).
     fn may_change(&self, request: &Request<'_>) -> ErrnoResult<()> {
         let Some(device) = self.device_number else { return Ok(()) };
-        let mounts = mounts::read_of(request.header.pid).unwrap_or_default();
-        let mut of_volume = mounts.iter().filter(|mount| mount.device == device);
+        let mounts = mounts::read_of_device(request.header.pid, device).unwrap_or_default();
+        let mut read_only = mounts.iter().map(|mount| mount.is_read_only());
         let is_writable = if self.is_administrator(request) {
-            of_volume.any(|mount| !mount.is_read_only())
+            read_only.any(|read_only| !read_only)
         } else {
-            mounts.iter().any(|mount| mount.device == device)
-                && of_volume.all(|mount| !mount.is_read_only())
+            !mounts.is_empty() && !read_only.any(|read_only| read_only)
         };
         if is_writable { Ok(()) } else { Err(Errno::EROFS) }
     }
