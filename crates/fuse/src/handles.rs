@@ -9,9 +9,11 @@
 //!    append-only file. When a handle with that flag is mapped, FUSE of Linux 6.18 drops all pages
 //!    of the file without taking the inode lock. A write(2) that has changed its page, and has not
 //!    been sent yet, would then be hidden by the old bytes of a READ.
+//! 2. Nothing with a destructor is dropped under the lock of the table.
 
 pub(crate) mod fills;
 pub(crate) mod open_cache;
+pub(crate) mod write_gates;
 
 use butternut_sys::lock::{RwLock, rank};
 use std::collections::{BTreeSet, HashMap};
@@ -21,18 +23,32 @@ use butternut::{File, FileId};
 
 use crate::errno::{Errno, ErrnoResult};
 use crate::handles::fills::Fills;
+use crate::handles::write_gates::{WriteGates, Writer};
 
 /// The open files of one mount.
 #[derive(Default)]
 pub(crate) struct Handles {
     table: RwLock<Table, rank::Handles>,
+    write_gates: Arc<WriteGates>,
 }
 
 #[derive(Default)]
 struct Table {
-    files: Vec<Option<OpenFile>>,
+    files: Vec<Option<Handle>>,
     free: Vec<usize>,
     shared: HashMap<FileId, Shared>,
+}
+
+struct Handle {
+    open: OpenFile,
+    /// Of a file that is open for writing.
+    writer: Option<Writer>,
+}
+
+impl Table {
+    fn open_files(&self) -> impl Iterator<Item = &OpenFile> {
+        self.files.iter().flatten().map(|handle| &handle.open)
+    }
 }
 
 /// The state that the handles of one file share.
@@ -95,27 +111,32 @@ impl Handles {
         (Arc::clone(&shared.fills), bypasses_cache)
     }
 
-    pub(crate) fn insert(&self, open: OpenFile) -> u64 {
+    /// Returns the gates that an open for writing passes.
+    pub(crate) fn write_gates(&self) -> &Arc<WriteGates> {
+        &self.write_gates
+    }
+
+    pub(crate) fn insert(&self, open: OpenFile, writer: Option<Writer>) -> u64 {
         let mut table = self.table.write();
         let at = table.free.pop().unwrap_or_else(|| {
             table.files.push(None);
             table.files.len() - 1
         });
-        table.files[at] = Some(open);
+        table.files[at] = Some(Handle { open, writer });
         at as u64 + 1
     }
 
     pub(crate) fn get(&self, number: u64) -> ErrnoResult<OpenFile> {
         let table = self.table.read();
         let at = index(number).ok_or(Errno::EBADF)?;
-        let open = table.files.get(at).and_then(Option::as_ref).ok_or(Errno::EBADF)?;
-        Ok(open.clone())
+        let handle = table.files.get(at).and_then(Option::as_ref).ok_or(Errno::EBADF)?;
+        Ok(handle.open.clone())
     }
 
     /// Returns whether any handle has the file open for writing.
     pub(crate) fn is_open_for_write(&self, id: FileId) -> bool {
         let table = self.table.read();
-        table.files.iter().flatten().any(|open| open.is_writable && open.file.id() == id)
+        table.open_files().any(|open| open.is_writable && open.file.id() == id)
     }
 
     /// Returns whether any handle may write the file below its end.
@@ -123,27 +144,28 @@ impl Handles {
         let table = self.table.read();
         let is_one =
             |open: &OpenFile| open.is_writable && !open.is_append_only && open.file.id() == id;
-        table.files.iter().flatten().any(is_one)
+        table.open_files().any(is_one)
     }
 
     /// Returns the number of handles of a file.
     pub(crate) fn handle_count(&self, id: FileId) -> usize {
         let table = self.table.read();
-        table.files.iter().flatten().filter(|open| open.file.id() == id).count()
+        table.open_files().filter(|open| open.file.id() == id).count()
     }
 
     /// Returns the files that are open for writing.
     pub(crate) fn open_for_write(&self) -> BTreeSet<FileId> {
         let table = self.table.read();
-        let written = table.files.iter().flatten().filter(|open| open.is_writable);
+        let written = table.open_files().filter(|open| open.is_writable);
         written.map(|open| open.file.id()).collect()
     }
 
-    /// Removes a handle and returns its file. Dropping the file may delete it.
-    pub(crate) fn remove(&self, number: u64) -> Option<File> {
+    /// Removes a handle. Dropping the result closes the file, which may delete it, and then no
+    /// longer counts it as open for writing.
+    pub(crate) fn remove(&self, number: u64) -> Option<(OpenFile, Option<Writer>)> {
         let mut table = self.table.write();
         let at = index(number)?;
-        let open = table.files.get_mut(at)?.take()?;
+        let Handle { open, writer } = table.files.get_mut(at)?.take()?;
         table.free.push(at);
         let id = open.file.id();
         if let Some(shared) = table.shared.get_mut(&id) {
@@ -154,7 +176,7 @@ impl Handles {
                 table.shared.remove(&id);
             }
         }
-        Some(open.file)
+        Some((open, writer))
     }
 }
 

@@ -11,9 +11,10 @@
 //!    filesystem is mounted.
 //! 2. The thread that calls `wait` serves no requests, so `wait` can return while a worker is
 //!    blocked in a request.
-//! 3. [`Unmounter::commit`] loses nothing that was written before it: the kernel writes back the
-//!    dirty pages of open files, and then the filesystem is committed. The pages of a closed file
-//!    were written back when it was closed.
+//! 3. [`Unmounter::last_commit`] loses nothing that was written before it: the kernel writes back
+//!    the dirty pages of open files, and then the filesystem is committed. The pages of a closed
+//!    file were written back when it was closed. [`Unmounter::commit`] does the same for a mount
+//!    that goes on, except for stores to mappings on a mount that writes through (`door::unsent`).
 //! 4. The thread that calls `wait` does no I/O on devices, so a mount can be aborted at any time.
 //! 5. A mount that fails to start has served no program: the workers serve once all of them have
 //!    started, and nothing can fail once the mount is attached. Otherwise a write could return, and
@@ -507,10 +508,9 @@ impl Unmounter {
         self.superblock.device
     }
 
-    /// Makes [`Serving::wait`] return for a mount that is in use, with the result of a [`commit`]
-    /// that the caller has made (law 3). Open files return errors once the process has ended.
-    ///
-    /// [`commit`]: Unmounter::commit
+    /// Makes [`Serving::wait`] return for a mount that is in use, with the result of the
+    /// [`Unmounter::last_commit`] that the caller has made (law 3). Open files return errors once
+    /// the process has ended.
     pub fn abort_after_commit(&self, committed: Result<(), FuseError>) {
         // Without a receiver, `wait` has returned.
         self.events.send(Event::CommittedAndAborted(committed)).unwrap_or_default();
@@ -521,13 +521,26 @@ impl Unmounter {
         self.events.send(Event::Aborted).unwrap_or_default();
     }
 
-    /// Writes back the kernel's dirty pages of open files, and commits.
+    /// Commits the writes to open files, of a mount that goes on.
     ///
     /// # Errors
     /// Some data or metadata cannot be written.
     pub fn commit(&self) -> Result<(), FuseError> {
+        self.commit_after(Door::send_unsent_data)
+    }
+
+    /// Commits the writes to open files and the stores to their mappings, before the end of the
+    /// process.
+    ///
+    /// # Errors
+    /// As of [`Unmounter::commit`].
+    pub fn last_commit(&self) -> Result<(), FuseError> {
+        self.commit_after(Door::send_unsent_data_at_end)
+    }
+
+    fn commit_after(&self, send: impl FnOnce(&Door)) -> Result<(), FuseError> {
         let Some(door) = self.door.upgrade() else { return Ok(()) };
-        door.write_back_kernel_pages();
+        send(&door);
         let committed = door.commit().map_err(FuseError::Commit);
         // The mount may have ended meanwhile, so this may be the last reference.
         close(door, &self.events);

@@ -18,7 +18,7 @@
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -26,8 +26,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 
-/// Maximum number of lines of a mount table that are read.
-const LINES_MAX: usize = 100_000;
+/// Maximum number of processes whose mount namespaces are looked at.
+const PROCESSES_MAX: usize = 100_000;
+/// Maximum size of a mount table, in bytes. The kernel permits 100,000 mounts in a namespace; the
+/// length of their lines is the choice of the user that mounts them.
+const TABLE_BYTES_MAX: u64 = 32 << 20;
 
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,14 +91,37 @@ impl Mount {
 /// mount before the one that it is mounted on.
 ///
 /// # Errors
-/// `/proc` cannot be read.
+/// `/proc` cannot be read, or the table has more than 32 MiB.
 pub fn read() -> io::Result<Vec<Mount>> {
-    Ok(parse(&fs::read("/proc/self/mountinfo")?))
+    Ok(parse(&read_table(fs::File::open("/proc/self/mountinfo")?)?))
 }
 
 /// Returns the mounts that another process sees, perhaps in another mount namespace.
+///
+/// # Errors
+/// As of [`read`].
 pub fn read_of(process: u32) -> io::Result<Vec<Mount>> {
-    Ok(parse(&fs::read(format!("/proc/{process}/mountinfo"))?))
+    Ok(parse(&read_table(fs::File::open(format!("/proc/{process}/mountinfo"))?)?))
+}
+
+/// Returns the mounts of one device number that another process sees. Parses no other lines, so it
+/// costs little in a namespace with many mounts.
+///
+/// # Errors
+/// As of [`read`].
+pub fn read_of_device(process: u32, device: (u32, u32)) -> io::Result<Vec<Mount>> {
+    let table = read_table(fs::File::open(format!("/proc/{process}/mountinfo"))?)?;
+    Ok(parse_of_device(&table, device))
+}
+
+/// Reads a mount table as a whole: a part of it would hide mounts.
+fn read_table(from: impl Read) -> io::Result<Vec<u8>> {
+    let mut table = Vec::new();
+    let bytes = from.take(TABLE_BYTES_MAX + 1).read_to_end(&mut table)?;
+    if u64::try_from(bytes).is_ok_and(|bytes| bytes <= TABLE_BYTES_MAX) {
+        return Ok(table);
+    }
+    Err(io::Error::new(io::ErrorKind::FileTooLarge, "the mount table has more than 32 MiB"))
 }
 
 /// Returns the mounts of every other mount namespace that has a process whose `/proc` entries this
@@ -103,7 +129,7 @@ pub fn read_of(process: u32) -> io::Result<Vec<Mount>> {
 pub fn of_other_namespaces() -> impl Iterator<Item = Vec<Mount>> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();
-    let processes = fs::read_dir("/proc").into_iter().flatten().take(LINES_MAX).flatten();
+    let processes = fs::read_dir("/proc").into_iter().flatten().take(PROCESSES_MAX).flatten();
     processes.filter_map(move |process| {
         let id: u32 = process.file_name().to_string_lossy().parse().ok()?;
         let is_new = namespace(&id.to_string()).is_some_and(|namespace| seen.insert(namespace));
@@ -204,7 +230,16 @@ pub fn set_attributes(
 
 /// Parses a mount table. Skips lines that it does not understand.
 pub fn parse(table: &[u8]) -> Vec<Mount> {
-    table.split(|byte| *byte == b'\n').take(LINES_MAX).filter_map(parse_line).collect()
+    table.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+}
+
+/// Parses the lines of one device number, which is the third field.
+fn parse_of_device(table: &[u8], device: (u32, u32)) -> Vec<Mount> {
+    let number = format!("{}:{}", device.0, device.1);
+    let is_wanted =
+        |line: &&[u8]| line.split(|byte| *byte == b' ').nth(2) == Some(number.as_bytes());
+    let lines = table.split(|byte| *byte == b'\n').filter(is_wanted);
+    lines.filter_map(parse_line).collect()
 }
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
@@ -274,6 +309,22 @@ mod tests {
         assert_eq!(ours.source, "a b.img");
         assert_eq!((ours.option("user_id"), ours.option("user")), (Some("7"), None));
         assert!(ours.has_option("rw") && !ours.has_option("ro"));
+    }
+
+    #[test]
+    fn the_mounts_of_one_device_are_parsed() {
+        let table =
+            b"1 0 0:4 / / rw - a a rw\n2 0 0:44 / /m ro - b b rw\n3 0 0:44 / /n rw - b b rw\n\
+            0:44 0:44 0:4 / /o rw - c c rw\n";
+        let mounts = parse_of_device(table, (0, 44));
+        assert_eq!(mounts, parse(table)[1..3]);
+    }
+
+    #[test]
+    fn an_endless_mount_table_is_refused() {
+        let refused = read_table(io::repeat(b'a')).map_err(|error| error.kind());
+        assert_eq!(refused, Err(io::ErrorKind::FileTooLarge));
+        assert_eq!(read_table(&b"line"[..]).ok().as_deref(), Some(&b"line"[..]));
     }
 
     #[test]

@@ -40,8 +40,8 @@ This needs root:
   butternut subvolume set-default MOUNT ID";
 
 const PROPERTY_HELP: &str = "\
-The only property is ro: true for a read-only subvolume. On a mount with -o writeback it is not set
-while files in the subvolume are open for writing.
+The only property is ro: true for a read-only subvolume. On a mount it is not set while files in the
+subvolume are open for writing.
 
 Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 

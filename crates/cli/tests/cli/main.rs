@@ -39,5 +39,6 @@ mod receive;
 mod rescued_reads;
 mod send;
 mod subvolumes;
+mod subvolumes_in_use;
 mod subvolumes_mounted;
 mod unresponsive;

@@ -34,6 +34,20 @@ impl Filesystem {
     /// [`Error::NotPermitted`] if it is the default subvolume, or it or the directory is immutable
     /// or append-only; [`Error::Busy`] if it is the root of this handle.
     pub fn delete_subvolume(&self, dir: FileId, name: &[u8]) -> Result<u64> {
+        self.delete_named(dir, name, None)
+    }
+
+    /// Deletes the subvolume of a name as [`Filesystem::delete_subvolume`] does, if it is the one
+    /// with this id. For a caller that has checked that subvolume before.
+    ///
+    /// # Errors
+    /// As of [`Filesystem::delete_subvolume`]; [`Error::NotFound`] if the name is another
+    /// subvolume's by now.
+    pub fn delete_subvolume_of_id(&self, dir: FileId, name: &[u8], id: u64) -> Result<()> {
+        self.delete_named(dir, name, Some(id)).map(drop)
+    }
+
+    fn delete_named(&self, dir: FileId, name: &[u8], wanted: Option<u64>) -> Result<u64> {
         let write_state = self.may_begin()?;
         check_name(name)?;
         self.open_before_exclusion(write_state, dir)?;
@@ -44,7 +58,7 @@ impl Filesystem {
             drop(self.write_back_open_files(write_state, id.subvolume));
         }
         let excluded = write_state.snapshots.exclude_writes();
-        let deleted = self.delete_excluded(write_state, dir, name);
+        let deleted = self.delete_excluded(write_state, (dir, name), wanted);
         drop(excluded);
         if deleted.is_ok() {
             write_state.cleaner.request();
@@ -52,12 +66,20 @@ impl Filesystem {
         deleted
     }
 
-    fn delete_excluded(&self, write_state: &WriteState, dir: FileId, name: &[u8]) -> Result<u64> {
+    fn delete_excluded(
+        &self,
+        write_state: &WriteState,
+        (dir, name): (FileId, &[u8]),
+        wanted: Option<u64>,
+    ) -> Result<u64> {
         let subvolume = self.writable_subvolume(write_state, dir)?;
         let parent = self.entry_of(write_state, dir)?;
         let id = self.entry(dir, name)?.0;
         if !id.is_subvolume_root() || id == dir {
             return Err(Error::InvalidArgument { what: "it is no subvolume" });
+        }
+        if wanted.is_some_and(|wanted| wanted != id.subvolume) {
+            return Err(Error::NotFound);
         }
         let id = TreeId(id.subvolume);
         let root = self.deletable(id)?;

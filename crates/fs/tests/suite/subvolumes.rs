@@ -196,6 +196,22 @@ fn an_open_file_of_a_deleted_subvolume_is_read_until_it_is_closed() {
 }
 
 #[test]
+fn another_subvolume_of_the_name_is_not_deleted() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let checked = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    filesystem.delete_subvolume(root, b"sub").unwrap();
+    let other = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    let refused = filesystem.delete_subvolume_of_id(root, b"sub", checked);
+    assert!(matches!(refused, Err(Error::NotFound)));
+    write(&filesystem, "sub/file", b"contents");
+    filesystem.delete_subvolume_of_id(root, b"sub", other).unwrap();
+    let filesystem = volume.reopen(filesystem);
+    assert!(filesystem.subvolumes().unwrap().is_empty());
+}
+
+#[test]
 fn what_may_not_be_deleted_stays() {
     let volume = TestVolume::new();
     let filesystem = volume.open();

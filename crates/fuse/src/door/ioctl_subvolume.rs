@@ -14,7 +14,9 @@
 //! 2. Only an administrator deletes subvolumes; with `user_subvol_rm_allowed` also the owner of a
 //!    subvolume that may write to its directory. Where the mount checks no permissions, the user
 //!    that mounted is an administrator.
-//! 3. Data that the kernel has cached and not sent is in a snapshot: it is written back first.
+//! 3. Writes that the kernel has cached and not sent are in a snapshot: they are sent first. A
+//!    subvolume becomes read-only only while no file of it is open for writing, so there are none
+//!    that it would refuse ([`write_gates`]).
 //! 4. The source of a snapshot is a descriptor of the caller, which waits for the reply. It is
 //!    looked up in `/proc`, and must be on this mount.
 //! 5. The calls commit, so their replies are deferred. The kernel forgets the name that has changed
@@ -22,6 +24,10 @@
 //! 6. The kernel does not tell through which mount a call comes, and passes it on also where that
 //!    is read-only. So changes are refused to an administrator that sees no writable mount of the
 //!    volume, and to every other caller that sees a read-only one.
+//! 7. A deletion is of the subvolume that the caller was checked for, also if its name is another
+//!    subvolume's by then.
+//!
+//! [`write_gates`]: crate::handles::write_gates
 
 use std::sync::Arc;
 
@@ -168,13 +174,13 @@ impl Door {
 
     fn delete_subvolume(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let name = Arguments::take(request)?.name()?;
-        self.delete_name(request, self.node(request)?, name)
+        self.delete_name(request, self.node(request)?, name, None)
     }
 
     fn delete_subvolume_2(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let arguments = Arguments::take(request)?;
         match arguments.flags_2() {
-            0 => return self.delete_name(request, self.node(request)?, arguments.name_2()?),
+            0 => return self.delete_name(request, self.node(request)?, arguments.name_2()?, None),
             BY_ID => {}
             _ => return Err(Errno::EOPNOTSUPP),
         }
@@ -184,36 +190,46 @@ impl Door {
         }
         let found = self.filesystem.subvolume(arguments.id_2())?;
         let parent = found.parent.ok_or(Errno::ENOENT)?;
-        self.delete_name(request, FileId::new(parent, found.dir), found.name)
+        self.delete_name(request, FileId::new(parent, found.dir), found.name, Some(found.id))
     }
 
+    /// Deletes the subvolume of a name, which is the one that was checked (law 7).
     fn delete_name(
         &self,
         request: &Request<'_>,
         dir: FileId,
         name: Vec<u8>,
+        wanted: Option<u64>,
     ) -> ErrnoResult<Outcome> {
         self.may_change(request)?;
-        if !self.is_administrator(request) {
-            self.may_delete(request, dir, &name)?;
+        let is_administrator = self.is_administrator(request);
+        if !is_administrator {
+            self.may_delete_in(request, dir)?;
         }
         let root = self.filesystem.lookup(dir, &name)?;
+        if !is_administrator {
+            self.may_delete(request, dir, root)?;
+        }
         if self.filesystem.stat(root)?.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
         }
+        let id = wanted.unwrap_or(root.subvolume);
         let node = self.nodes.node_id(dir);
         self.change_name_in(request, node, name, move |filesystem, name| {
-            filesystem.delete_subvolume(dir, name).map(drop)
+            filesystem.delete_subvolume_of_id(dir, name, id)
         })
     }
 
-    /// Checks a caller that is no administrator (law 2).
-    fn may_delete(&self, request: &Request<'_>, dir: FileId, name: &[u8]) -> ErrnoResult<()> {
+    /// Checks that a caller that is no administrator may delete subvolumes of a directory (law 2).
+    fn may_delete_in(&self, request: &Request<'_>, dir: FileId) -> ErrnoResult<()> {
         if !self.options.users_delete_subvolumes {
             return Err(Errno::EPERM);
         }
-        self.may_write_to_directory(&request.header, dir)?;
-        let root = self.filesystem.lookup(dir, name)?;
+        self.may_write_to_directory(&request.header, dir)
+    }
+
+    /// Checks that a caller that is no administrator may delete a subvolume (law 2).
+    fn may_delete(&self, request: &Request<'_>, dir: FileId, root: FileId) -> ErrnoResult<()> {
         self.may_write_to_directory(&request.header, root)?;
         let (above, below) = (self.filesystem.stat(dir)?, self.filesystem.stat(root)?);
         let is_sticky = above.mode & STICKY != 0;
@@ -248,15 +264,12 @@ impl Door {
             return Err(Errno::EOPNOTSUPP);
         }
         self.may_change(request)?;
-        let unsent = self.unsent_data(|id| id.subvolume == root.subvolume);
-        // The kernel would go on accepting writes of open files, and lose them.
-        if self.options.writes_back() && flags & READ_ONLY != 0 && !unsent.is_empty() {
-            return Err(Errno::EBUSY);
-        }
-        let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
+        let read_only = flags & READ_ONLY != 0;
+        let (gates, filesystem) = (Arc::clone(self.handles.write_gates()), self.filesystem.clone());
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
-            unsent.write_back(&device);
-            filesystem.set_subvolume_read_only(root.subvolume, flags & READ_ONLY != 0)?;
+            let closed = if read_only { Some(gates.close(root.subvolume)?) } else { None };
+            filesystem.set_subvolume_read_only(root.subvolume, read_only)?;
+            drop(closed);
             reply.push(&IoctlOut::default())
         })
     }
@@ -311,13 +324,12 @@ impl Door {
     /// Checks that the caller may change the volume through the mounts that it sees (law 6).
     fn may_change(&self, request: &Request<'_>) -> ErrnoResult<()> {
         let Some(device) = self.device_number else { return Ok(()) };
-        let mounts = mounts::read_of(request.header.pid).unwrap_or_default();
-        let mut of_volume = mounts.iter().filter(|mount| mount.device == device);
+        let mounts = mounts::read_of_device(request.header.pid, device).unwrap_or_default();
+        let mut read_only = mounts.iter().map(|mount| mount.is_read_only());
         let is_writable = if self.is_administrator(request) {
-            of_volume.any(|mount| !mount.is_read_only())
+            read_only.any(|read_only| !read_only)
         } else {
-            mounts.iter().any(|mount| mount.device == device)
-                && of_volume.all(|mount| !mount.is_read_only())
+            !mounts.is_empty() && !read_only.any(|read_only| read_only)
         };
         if is_writable { Ok(()) } else { Err(Errno::EROFS) }
     }

@@ -20,7 +20,6 @@ use std::sync::atomic::Ordering;
 
 use zerocopy::IntoBytes;
 
-use crate::connection;
 use crate::connection::protocol::{FsTrimRange, InHeader, IoctlIn, IoctlOut, op};
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
@@ -131,7 +130,7 @@ impl Door {
             self.is_shut_down.store(true, Ordering::Release);
             return reply.push(&IoctlOut::default()).map(|()| Outcome::Reply);
         }
-        let unsent = self.unsent_data(|_| true);
+        let unsent = self.unsent_data_at_end();
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         let is_shut_down = Arc::clone(&self.is_shut_down);
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {

@@ -94,19 +94,23 @@ impl Door {
     pub(super) fn create(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
         let input: CreateIn = request.take()?;
         let new = new_inode(request, input.mode, input.umask);
-        let id = self.filesystem.create(self.node(request)?, request.name()?, &new)?;
+        let dir = self.node(request)?;
+        let writer = self.begin_open(dir, input.flags)?;
+        let id = self.filesystem.create(dir, request.name()?, &new)?;
         let file = self.filesystem.open_file(id)?;
         self.entry(id, reply)?;
-        self.opened(file.checked_at_open(), input.flags, false, reply)
+        self.opened(file.checked_at_open(), (input.flags, writer), false, reply)
     }
 
     /// Creates and opens a file without a name (`O_TMPFILE`).
     pub(super) fn tmpfile(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
         let input: CreateIn = request.take()?;
         let new = new_inode(request, input.mode, input.umask);
-        let file = self.filesystem.open_unnamed(self.node(request)?, &new)?;
+        let dir = self.node(request)?;
+        let writer = self.begin_open(dir, input.flags)?;
+        let file = self.filesystem.open_unnamed(dir, &new)?;
         self.entry(file.id(), reply)?;
-        self.opened(file.checked_at_open(), input.flags, false, reply)
+        self.opened(file.checked_at_open(), (input.flags, writer), false, reply)
     }
 
     pub(super) fn link(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {

@@ -14,12 +14,15 @@
 //! The kernel does not know the flags of an inode, nor that a subvolume is read-only.
 //!
 //! 1. Both are checked at an open for writing, before the handle exists. The kernel caches writes
-//!    through a handle and shows them to readers before it sends them.
+//!    through a handle and shows them to readers before it sends them. The open is counted before
+//!    the check, and a subvolume with a counted open does not become read-only ([`write_gates`]).
 //! 2. A handle of an append-only file appends, also after the program has cleared `O_APPEND`. So
 //!    its writes bypass the kernel's cache on every mount, one at a time, and a write below the end
 //!    of the file fails before a reader sees it. With write-back caching such a file cannot be
 //!    mapped shared (`negotiation`). On other mounts a change by a mapping fails when the kernel
 //!    sends it.
+//!
+//! [`write_gates`]: crate::handles::write_gates
 
 use butternut::server::{FileExt, FilesystemExt};
 use std::sync::Arc;
@@ -34,6 +37,7 @@ use crate::connection::request::Request;
 use crate::door::Door;
 use crate::door::lane::O_DIRECT;
 use crate::errno::{Errno, ErrnoResult};
+use crate::handles::write_gates::Writer;
 use crate::handles::{Bypass, OpenFile, OpenHow};
 use crate::options::Caching;
 
@@ -53,17 +57,26 @@ impl Door {
         }
         let how: OpenIn = request.take()?;
         let id = self.node(request)?;
+        let writer = self.begin_open(id, how.flags)?;
         let file = self.filesystem.open_file(id)?;
         let is_append_only = writes(how.flags) && self.may_write(id, how.flags)?;
         let file = if is_append_only { file.only_appending() } else { file.checked_at_open() };
-        self.opened(file, how.flags, is_append_only, reply)
+        self.opened(file, (how.flags, writer), is_append_only, reply)
     }
 
-    /// Makes a handle of an open file and replies with it.
+    /// Counts an open for writing of a file, or of one that is about to be created in a directory
+    /// (law 1). Returns `None` for an open for reading.
+    pub(super) fn begin_open(&self, id: FileId, flags: u32) -> ErrnoResult<Option<Writer>> {
+        let enter = || self.handles.write_gates().enter(id.subvolume);
+        writes(flags).then(enter).transpose()
+    }
+
+    /// Makes a handle of an open file and replies with it. `flags` are those of the open, with what
+    /// [`Self::begin_open`] returned for them.
     pub(super) fn opened(
         &self,
         file: File,
-        flags: u32,
+        (flags, writer): (u32, Option<Writer>),
         is_append_only: bool,
         reply: &mut Reply,
     ) -> ErrnoResult<()> {
@@ -95,7 +108,7 @@ impl Door {
             fills.start_recording();
         }
         let open = OpenFile { file, is_writable, bypasses_cache, fills, is_append_only };
-        let fh = self.handles.insert(open);
+        let fh = self.handles.insert(open, writer);
         reply.push(&OpenOut { fh, open_flags, backing_id: 0 })
     }
 

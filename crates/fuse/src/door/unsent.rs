@@ -1,56 +1,115 @@
-//! Data that the kernel has cached in write-back mode and not sent.
+//! Data that the kernel has cached and not sent: writes in write-back mode, and stores to mappings.
 //!
 //! Owns the decision which files may have such data, and makes the kernel send it. A caller that
 //! needs the data in the filesystem (a snapshot, a commit before the end of the mount) writes it
-//! back first.
+//! back first. The kernel does that only as a part of dropping the pages:
+//! `FUSE_NOTIFY_INVAL_INODE`, which does not take its inode lock.
 //!
-//! 1. It ends: a program that appends for ever keeps no caller waiting, because the range is
-//!    limited when the files are listed.
-//! 2. Worker threads must serve the WRITE requests meanwhile, so no worker waits here: its reply
+//! 1. Worker threads must serve the WRITE requests meanwhile, so no worker waits here: its reply
 //!    is deferred.
+//! 2. The kernel knows the size of a file in write-back mode, and this process does not. So the
+//!    pages at all offsets are written back.
+//! 3. It ends beside programs that write. The walk goes through a file in pieces, the last one
+//!    first, and forward inside of a piece. It follows a program that appends to the end of one
+//!    piece at most: an eighth of the offset, or 1 GiB.
+//! 4. On a mount that writes through, no pages are dropped while programs go on. A write(2) changes
+//!    its page, unlocks it, and sends it then. If the page was dropped in between, a reader would
+//!    fill it with the old bytes, which then stay, and a store to a mapping of the page would write
+//!    them back over the write. Such a mount has no unsent writes. It may have unsent stores to
+//!    mappings, and a program that needs them in a snapshot calls msync(2) before.
+//! 5. Where the mount ends, they are sent on every mount: afterwards they would be lost, and no
+//!    reader comes.
+//!
+//! A request for which the kernel holds its inode lock excludes write(2), so it may drop the pages
+//! of its file on every mount (`deferred`).
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use butternut::FileId;
 
 use crate::connection;
 use crate::door::Door;
+use crate::options::Caching;
 
-/// Maximum number of bytes that the kernel appends to a file before it sends some of them: it
-/// limits the dirty pages of a FUSE mount to a few percent of what may be dirty.
-const UNSENT_BYTES_MAX: u64 = 1 << 30;
+/// The end of all offsets of a file.
+const OFFSETS_END: u64 = i64::MAX.cast_unsigned();
+/// Minimum length of a piece of the walk, in bytes, and the number of pieces between an offset and
+/// its double.
+const PIECE_BYTES_MIN: u64 = 1 << 30;
+const PIECES_PER_DOUBLING: u64 = 8;
 
-/// Files that are open for writing, as ids of their nodes with the ends of the ranges to send.
-pub(super) struct UnsentData(Vec<(u64, u64)>);
+/// Files that are open for writing, as ids of their nodes.
+pub(super) struct UnsentData(Vec<u64>);
 
 impl UnsentData {
-    /// Returns whether no file can have such data.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Makes the kernel write back its dirty pages of the files, and waits for that.
     pub(super) fn write_back(&self, device: &OwnedFd) {
-        for (node, end) in &self.0 {
-            connection::invalidate_page_range(device, *node, &(0..*end));
+        for node in &self.0 {
+            for piece in pieces() {
+                connection::invalidate_page_range(device, *node, &piece);
+            }
         }
     }
 }
 
+/// Returns the pieces of the walk through a file (law 3).
+fn pieces() -> impl Iterator<Item = Range<u64>> {
+    let mut end = OFFSETS_END + 1;
+    std::iter::from_fn(move || {
+        let last = end.checked_sub(1)?;
+        let bytes = (1 << last.max(1).ilog2()) / PIECES_PER_DOUBLING;
+        let piece = end - bytes.max(PIECE_BYTES_MIN)..end.min(OFFSETS_END);
+        end = piece.start;
+        Some(piece)
+    })
+}
+
 impl Door {
-    /// Lists the files open for writing that `is_wanted` selects.
+    /// Lists the files that `is_wanted` selects and that may have unsent writes (law 4).
     pub(super) fn unsent_data(&self, is_wanted: impl Fn(FileId) -> bool) -> UnsentData {
-        let wanted = self.handles.open_for_write().into_iter().filter(|id| is_wanted(*id));
-        let end = |id| {
-            let size = self.filesystem.stat(id).map_or(0, |stat| stat.size);
-            size.saturating_add(UNSENT_BYTES_MAX)
-        };
-        UnsentData(wanted.map(|id| (self.nodes.node_id(id), end(id))).collect())
+        if self.options.caching == Caching::WriteThrough {
+            return UnsentData(Vec::new());
+        }
+        self.unsent_data_of(is_wanted)
     }
 
-    /// Makes the kernel write back its dirty pages of every file that is open for writing, and
-    /// waits for that.
-    pub(crate) fn write_back_kernel_pages(&self) {
+    /// Lists the files that may have unsent data, for a mount that ends (law 5).
+    pub(super) fn unsent_data_at_end(&self) -> UnsentData {
+        self.unsent_data_of(|_| true)
+    }
+
+    fn unsent_data_of(&self, is_wanted: impl Fn(FileId) -> bool) -> UnsentData {
+        let wanted = self.handles.open_for_write().into_iter().filter(|id| is_wanted(*id));
+        UnsentData(wanted.map(|id| self.nodes.node_id(id)).collect())
+    }
+
+    /// Makes the kernel send the unsent writes of all files, and waits for that.
+    pub(crate) fn send_unsent_data(&self) {
         self.unsent_data(|_| true).write_back(&self.device);
+    }
+
+    /// Makes the kernel send all unsent data of a mount that ends, and waits for that.
+    pub(crate) fn send_unsent_data_at_end(&self) {
+        self.unsent_data_at_end().write_back(&self.device);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pieces_of_a_walk_cover_all_offsets_once_from_the_last_to_the_first() {
+        let pieces: Vec<Range<u64>> = pieces().collect();
+        assert_eq!(pieces.first().map(|piece| piece.end), Some(OFFSETS_END));
+        assert_eq!(pieces.last(), Some(&(0..PIECE_BYTES_MIN)));
+        assert!(pieces.windows(2).all(|pair| pair[1].end == pair[0].start));
+        assert!(pieces.len() < 256, "{} calls for one file", pieces.len());
+        for piece in &pieces {
+            let bytes = piece.end - piece.start;
+            assert!(bytes <= PIECE_BYTES_MIN.max(piece.start / PIECES_PER_DOUBLING), "{piece:?}");
+            assert!(piece.start.is_multiple_of(4096), "{piece:?}");
+        }
     }
 }

@@ -76,6 +76,8 @@ ranks! {
     Listings
     /// The open files of a FUSE mount.
     Handles
+    /// The files of each subvolume that are open for writing on a FUSE mount.
+    WriteGates
     /// The fills of the kernel's page cache in progress.
     KernelFills
     /// The files that stay open for the next open.

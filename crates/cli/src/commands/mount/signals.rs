@@ -184,7 +184,7 @@ fn handle_all(signals: &EndSignals, unmounter: &Unmounter, mountpoint: &Path, fu
         }
         log(NOTICE, &format!("{shown}: second signal: committing and exiting; open files fail"));
         spawn(scope, &shown, || {
-            let committed = unmounter.commit();
+            let committed = unmounter.last_commit();
             reporter::flush();
             unmounter.abort_after_commit(committed);
         });

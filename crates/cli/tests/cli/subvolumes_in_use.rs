@@ -1,0 +1,272 @@
+//! Calls for subvolumes of a mounted volume, beside programs that use its files. The calls are made
+//! as another program makes them: without a syncfs(2) before.
+
+use std::fs::{File, OpenOptions, metadata};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use butternut_sys::mapped::Mapped;
+use butternut_sys::subvolume_calls as calls;
+use tempfile::TempDir;
+
+use super::command::{butternut, run};
+use super::image::kernel_tests_enabled;
+use super::mount::MountPoint;
+
+const EBUSY: i32 = 16;
+const EROFS: i32 = 30;
+
+const GIB: u64 = 1 << 30;
+
+/// A volume with the subvolume `sub`, mounted with the command.
+struct Volume {
+    mount_point: MountPoint,
+    root: File,
+    sub: File,
+    scratch: TempDir,
+}
+
+impl Volume {
+    fn new(options: &str) -> Self {
+        let (scratch, mount_point) = (tempfile::tempdir_in("/var/tmp").unwrap(), MountPoint::new());
+        let image = scratch.path().join("volume.img");
+        let image = image.to_str().unwrap();
+        butternut(&["mkfs", "--size", "8G", image]).ok();
+        butternut(&["mount", "-o", options, image, mount_point.name()]).ok();
+        let root = File::open(mount_point.path()).unwrap();
+        calls::create(root.as_fd(), b"sub").unwrap();
+        let sub = File::open(mount_point.path().join("sub")).unwrap();
+        Self { mount_point, root, sub, scratch }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.mount_point.path().join(name)
+    }
+
+    /// Creates or opens a file for reading and writing.
+    fn open(&self, name: &str) -> io::Result<File> {
+        let mut how = OpenOptions::new();
+        how.read(true).write(true).create(true).truncate(false).open(self.path(name))
+    }
+
+    fn snapshot(&self) -> io::Result<()> {
+        calls::snapshot(self.root.as_fd(), b"snap", &self.sub, true)
+    }
+
+    fn set_read_only(&self, read_only: bool) -> Result<(), i32> {
+        let set = calls::set_read_only(self.sub.as_fd(), read_only);
+        set.map_err(|error| error.raw_os_error().unwrap())
+    }
+
+    /// Unmounts the volume and checks it.
+    fn close(self) {
+        drop((self.root, self.sub));
+        butternut(&["umount", self.mount_point.name()]).ok();
+        let image = self.scratch.path().join("volume.img");
+        run("btrfs", &["check".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()]);
+    }
+}
+
+/// The kernel drops no page while a write(2) has changed it and has not sent it. A reader would fill
+/// the page again with the old bytes, which would stay.
+#[test]
+fn a_program_reads_what_it_wrote_beside_snapshots() {
+    // A mount that dropped such pages failed within 200, in each of five runs.
+    const SNAPSHOTS: usize = 400;
+    const BYTES: usize = 256 << 10;
+    if !kernel_tests_enabled("a_program_reads_what_it_wrote_beside_snapshots") {
+        return;
+    }
+    for options in ["rw", "writeback", "uncached"] {
+        let volume = Volume::new(options);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for name in ["sub/one", "sub/two"] {
+                let (written, read) = (volume.open(name).unwrap(), volume.open(name).unwrap());
+                let is_over = &is_over;
+                scope.spawn(move || {
+                    let mut memory = vec![0; BYTES];
+                    while !is_over.load(Ordering::Acquire) {
+                        read.read_at(&mut memory, 0).unwrap();
+                    }
+                });
+                scope.spawn(move || {
+                    let mut have = vec![0; BYTES];
+                    for count in 1_u64.. {
+                        let want = count.to_ne_bytes().repeat(BYTES / 8);
+                        written.write_all_at(&want, 0).unwrap();
+                        written.read_exact_at(&mut have, 0).unwrap();
+                        let differs = have.iter().zip(&want).position(|(have, want)| have != want);
+                        assert_eq!(differs, None, "{options}: write {count} of {name}");
+                        if is_over.load(Ordering::Acquire) {
+                            break;
+                        }
+                    }
+                });
+            }
+            let made: io::Result<()> = (0..SNAPSHOTS).try_for_each(|_| {
+                volume.snapshot()?;
+                calls::delete(volume.root.as_fd(), b"snap")
+            });
+            is_over.store(true, Ordering::Release);
+            made.unwrap();
+        });
+        volume.close();
+    }
+}
+
+/// The command syncs, which the call does not do where the mount writes through.
+#[test]
+fn the_command_makes_a_snapshot_with_stores_to_mappings() {
+    const BYTES: usize = 64 << 20;
+    if !kernel_tests_enabled("the_command_makes_a_snapshot_with_stores_to_mappings") {
+        return;
+    }
+    for options in ["rw", "writeback", "uncached"] {
+        let volume = Volume::new(options);
+        let file = volume.open("sub/file").unwrap();
+        file.set_len(BYTES as u64).unwrap();
+        let mapped = Mapped::shared(&file, BYTES).unwrap();
+        let stored = vec![7; BYTES];
+        mapped.put(0, &stored);
+        let (from, to) = (volume.path("sub"), volume.path("snap"));
+        butternut(&["subvolume", "snapshot", from.to_str().unwrap(), to.to_str().unwrap()]).ok();
+        assert!(std::fs::read(to.join("file")).unwrap() == stored, "{options}");
+        drop((mapped, file));
+        volume.close();
+    }
+}
+
+/// Only the kernel knows the size of a file that a write in its cache has made longer.
+#[test]
+fn a_snapshot_has_what_the_kernel_has_cached_far_behind_the_end_of_a_file() {
+    if !kernel_tests_enabled(
+        "a_snapshot_has_what_the_kernel_has_cached_far_behind_the_end_of_a_file",
+    ) {
+        return;
+    }
+    let volume = Volume::new("writeback");
+    let far = [3 * GIB, 5000 * GIB, 1 << 62];
+    let files = far.map(|at| {
+        let file = volume.open(&format!("sub/{at}")).unwrap();
+        file.write_all_at(b"x", at).unwrap();
+        file
+    });
+    volume.snapshot().unwrap();
+    for at in far {
+        let path = volume.path(&format!("snap/{at}"));
+        assert_eq!(metadata(&path).unwrap().len(), at + 1);
+        let mut byte = [0];
+        File::open(path).unwrap().read_exact_at(&mut byte, at).unwrap();
+        assert_eq!(byte, *b"x");
+    }
+    drop(files);
+    volume.close();
+}
+
+#[test]
+fn a_snapshot_ends_beside_a_program_that_goes_on_writing() {
+    // Mostly the snapshot follows the program to the next multiple of 1 GiB.
+    const FROM: u64 = 5 * GIB - (32 << 20);
+    const BYTES_MAX: u64 = 3 * GIB;
+    if !kernel_tests_enabled("a_snapshot_ends_beside_a_program_that_goes_on_writing") {
+        return;
+    }
+    let volume = Volume::new("writeback");
+    let file = volume.open("sub/file").unwrap();
+    // The size tells nothing of where the program writes.
+    file.set_len(1 << 50).unwrap();
+    let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let memory = vec![1; 1 << 20];
+            while written.load(Ordering::Acquire) < BYTES_MAX && !is_over.load(Ordering::Acquire) {
+                file.write_all_at(&memory, FROM + written.load(Ordering::Acquire)).unwrap();
+                written.fetch_add(1 << 20, Ordering::AcqRel);
+            }
+        });
+        while written.load(Ordering::Acquire) == 0 {
+            thread::yield_now();
+        }
+        let made = volume.snapshot();
+        let until = written.load(Ordering::Acquire);
+        is_over.store(true, Ordering::Release);
+        made.unwrap();
+        assert!(until < BYTES_MAX, "the snapshot ended after the program");
+    });
+    drop(file);
+    volume.close();
+}
+
+#[test]
+fn a_subvolume_does_not_become_read_only_while_a_file_is_open_for_writing() {
+    if !kernel_tests_enabled(
+        "a_subvolume_does_not_become_read_only_while_a_file_is_open_for_writing",
+    ) {
+        return;
+    }
+    for options in ["rw", "writeback", "uncached"] {
+        let volume = Volume::new(options);
+        let file = volume.open("sub/file").unwrap();
+        file.write_all_at(&[b'a'; 4096], 0).unwrap();
+        assert_eq!(volume.set_read_only(true), Err(EBUSY), "{options}: an open file");
+        let mapped = Mapped::shared(&file, 4096).unwrap();
+        drop(file);
+        mapped.put(0, b"stored");
+        assert_eq!(volume.set_read_only(true), Err(EBUSY), "{options}: a mapped file");
+        drop(mapped);
+        assert_eq!(volume.set_read_only(true), Ok(()), "{options}");
+        let refused = volume.open("sub/file").map_err(|error| error.raw_os_error());
+        assert_eq!(refused.err(), Some(Some(EROFS)));
+        let read = std::fs::read(volume.path("sub/file")).unwrap();
+        assert_eq!(read[..7], *b"storeda", "{options}");
+        assert_eq!(volume.set_read_only(false), Ok(()));
+        volume.open("sub/file").unwrap();
+        volume.close();
+    }
+}
+
+/// A file that could be opened for writing can be written, and its data becomes durable.
+#[test]
+fn no_write_is_lost_while_a_subvolume_becomes_read_only() {
+    const SWITCHES: usize = 40;
+    if !kernel_tests_enabled("no_write_is_lost_while_a_subvolume_becomes_read_only") {
+        return;
+    }
+    for options in ["rw", "writeback"] {
+        let volume = Volume::new(options);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for count in 1_u64.. {
+                    // Some exist, and some do not.
+                    match volume.open(&format!("sub/{}", count / 2)) {
+                        Ok(file) => {
+                            file.write_all_at(&count.to_ne_bytes(), 0).unwrap();
+                            file.sync_all().unwrap();
+                        }
+                        Err(error) => assert_eq!(error.raw_os_error(), Some(EROFS), "{error}"),
+                    }
+                    if is_over.load(Ordering::Acquire) {
+                        break;
+                    }
+                }
+            });
+            let switched = (0..SWITCHES).try_for_each(|_| {
+                match volume.set_read_only(true) {
+                    Ok(()) | Err(EBUSY) => {}
+                    Err(errno) => return Err(errno),
+                }
+                volume.set_read_only(false)
+            });
+            is_over.store(true, Ordering::Release);
+            assert_eq!(switched, Ok(()), "{options}");
+        });
+        assert_eq!(volume.set_read_only(true), Ok(()));
+        volume.close();
+    }
+}
