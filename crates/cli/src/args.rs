@@ -330,6 +330,8 @@ pub(crate) enum Command {
     /// List directory contents
     Ls(LsArgs),
     /// Print the contents of files
+    ///
+    /// If the reader of the output ends before its end, the exit status is 141.
     Cat(CatArgs),
     /// Show the attributes of files, as stat(1), and their btrfs metadata
     Stat(StatArgs),

@@ -1,7 +1,8 @@
 //! Output to stdout and stderr.
 //!
 //! Only requested data is written to stdout; messages are written to stderr. If the reader of
-//! stdout closes the pipe, the command ends without a message. In a process that serves a mount,
+//! stdout closes the pipe, the command ends without a message; where the output is a file or a
+//! stream (`cat`, `send`), the status is then not 0. In a process that serves a mount,
 //! [`reporter`] writes the messages.
 
 pub(crate) mod base64;

@@ -32,7 +32,7 @@ pub mod ring;
 pub mod scribble;
 pub mod signal;
 pub mod slabs;
-mod storage;
+pub mod storage;
 pub mod subvolume_calls;
 pub mod text;
 pub mod wait;

@@ -128,6 +128,12 @@ pub(crate) fn conflict(one: &[Layer], other: &[Layer]) -> bool {
     one.iter().any(|a| other.iter().any(|b| a.storage == b.storage && a.window.overlaps(b.window)))
 }
 
+/// Returns whether two files or block devices have a byte in common: they are the same, or one is
+/// a part of the other.
+pub fn is_shared(one: &impl MetadataExt, other: &impl MetadataExt) -> bool {
+    conflict(&chain(storage_of(one)), &chain(storage_of(other)))
+}
+
 /// Returns the layers directly beneath a block device.
 fn layers_beneath(numbers: Numbers) -> Vec<Layer> {
     let Some(folder) = sysfs(numbers) else { return Vec::new() };

@@ -8,7 +8,7 @@ use clap::Args;
 pub(super) const RECEIVE_HELP: &str = "\
 Each subvolume of the stream is created in the directory PATH of the volume. It becomes read-only
 when it is complete, and is durable then. If the stream is damaged or cannot be applied, the
-subvolume that is not complete is deleted, and those before it stay.
+subvolume that is not complete is deleted, and those before it stay and are reported.
 
 Streams of `btrfs send` of versions 1 and 2 are accepted, also with --compressed-data; compressed
 data is decompressed, and needs that much space. For an incremental stream (btrfs send -p), the
@@ -18,7 +18,10 @@ blocks share their data with them, and the rest is copied. Streams of btrfs send
 refused. File flags (chattr) are not set.
 
 With --to-directory, the stream is applied to a plain directory of any filesystem: DIR gets a new
-directory for each subvolume, which stays as it is if the stream fails. Only root can set owners,
+directory for each subvolume, which only its owner can enter before it is complete, and which stays
+as it is if the stream fails. Holes of cloned ranges stay holes. Properties of btrfs (compression)
+and labels of SELinux are left out, with a note, where the filesystem has none; for other users than
+root, also labels that they may not set. Only root can set owners,
 set-user-ID and set-group-ID bits, capabilities and trusted attributes, make devices, and change
 what its owner may not change: for other users a stream with devices, capabilities, or read-only
 directories and files that change later fails. Incremental streams are refused. Nothing outside of

@@ -14,6 +14,11 @@ the parent, which the receiver must have received before. With -c and without -p
 chosen among the clone sources: the subvolume that SUBVOLUME is a snapshot of, or else the snapshot
 of that one which is nearest in time.
 
+FILE is replaced when the stream is complete and durable, and stays as it was if the stream fails.
+It must not be a device of the volume. If stdout is closed before the end of the stream, the exit
+status is 1. Damage of the extent tree does not prevent a stream, but data that the receiver has may
+then be sent again.
+
 SUBVOLUME, the parent and the clone sources must be read-only. Not sent are the flags of files
 (chattr), preallocated space, and subvolumes inside SUBVOLUME. The volume must not be mounted for
 writing.

@@ -1,7 +1,8 @@
 //! `cat`: prints the contents of files.
 //!
 //! A read error ends the output of a file after the bytes before it, and is reported. The command
-//! continues with the next file.
+//! continues with the next file. Where the reader of the output ends before its end, the status is
+//! that of a program that SIGPIPE has ended: a part of a file is not the file.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -16,6 +17,9 @@ use crate::volume::OpenVolume;
 
 /// Bytes per read: a multiple of whole compressed extents (128 KiB), and of 3 for base64.
 const READ_BYTES: usize = 3 << 20;
+
+/// The exit status that a shell shows for a program that SIGPIPE has ended.
+const SIGPIPE_STATUS: u8 = 128 + 13;
 
 /// Why the output of a file ended early. A read error comes with its file offset.
 enum CopyError {
@@ -55,7 +59,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &CatArgs, out: &mut Output) -> Outc
         });
         match printed {
             Ok(()) => {}
-            Err(Failure::StdoutClosed) => return Ok(done),
+            Err(Failure::StdoutClosed) => return Ok(cut_short(done)),
             Err(failure) => {
                 stderr_line(&failure.to_string());
                 done = Completion::PartialFailure;
@@ -67,7 +71,15 @@ pub(crate) fn run(global: &GlobalArgs, args: &CatArgs, out: &mut Output) -> Outc
         (true, 0) => b"[]\n",
         (true, _) => b"\n]\n",
     };
-    done.after(out.write_all(end).map_err(Failure::from))
+    match out.write_all(end).and_then(|()| out.flush()).map_err(Failure::from) {
+        Err(Failure::StdoutClosed) => Ok(cut_short(done)),
+        printed => printed.map(|()| done),
+    }
+}
+
+/// Returns the completion of a command whose output was not read to its end.
+fn cut_short(done: Completion) -> Completion {
+    if done == Completion::Success { Completion::Status(SIGPIPE_STATUS) } else { done }
 }
 
 fn open(opened: &OpenVolume, path: &OsString) -> Result<File, Failure> {

@@ -7,15 +7,15 @@ mod dump;
 use std::fs::File;
 use std::io::{BufReader, Read, stdin};
 
-use butternut::receive::{ReceivedSubvolume, StreamEnd, StreamReader};
+use butternut::receive::{ReceiveReport, ReceivedSubvolume, StreamEnd, StreamReader};
 use butternut::{FileKind, Follow};
 use serde_json::Value;
 
 use super::transaction::{Transaction, failed};
 use crate::args::{GlobalArgs, ReceiveArgs, VolumeArgs};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, chain};
 use crate::output::json::Object;
-use crate::output::{Output, text};
+use crate::output::{Output, stderr_line, text};
 
 /// Size of the buffer for the input in bytes.
 const INPUT_BYTES: usize = 256 << 10;
@@ -57,13 +57,34 @@ fn to_volume(
     // A receive that was interrupted may have left a subvolume whose space is needed.
     let cleaned = transaction.filesystem().clean_subvolumes();
     cleaned.map_err(|error| transaction.failure(&error))?;
-    let received = transaction.filesystem().receive(dir, &mut input.stream, input.end);
-    let received = received.map_err(|error| Failure::of(input.name, &error))?;
-    for subvolume in &received {
+    let mut report = ReceiveReport::default();
+    let (filesystem, end) = (transaction.filesystem(), input.end);
+    let done = filesystem.receive_with(dir, &mut input.stream, end, &mut report);
+    let done = done.map_err(|error| Failure::of(input.name.clone(), &error));
+    if let Some(unfinished) = &report.unfinished {
+        let at = text::escaped(&text::joined(path, &unfinished.name));
+        let why = chain(&unfinished.error);
+        stderr_line(&format!("{at}: the incomplete subvolume cannot be deleted: {why}"));
+    }
+    if report.subvolumes.is_empty() {
+        // Nothing was made that a commit would keep.
+        done?;
+        note_empty(global, &input.name);
+        let none = Vec::<Value>::new();
+        return transaction.finish(global, out, |object| object.put("subvolumes", none));
+    }
+    for subvolume in &report.subvolumes {
         transaction.record("received", &text::joined(path, &subvolume.name));
     }
-    let subvolumes: Vec<_> = received.iter().map(described).collect();
-    transaction.finish(global, out, |object| object.put("subvolumes", subvolumes))
+    let subvolumes: Vec<_> = report.subvolumes.iter().map(described).collect();
+    transaction.finish_after(done, global, out, |object| object.put("subvolumes", subvolumes))
+}
+
+/// Says that a stream has made nothing. `btrfs receive` takes such a stream, too.
+fn note_empty(global: &GlobalArgs, input: &str) {
+    if !global.quiet {
+        stderr_line(&format!("{input}: note: the stream has no subvolume"));
+    }
 }
 
 fn described(subvolume: &ReceivedSubvolume) -> Value {

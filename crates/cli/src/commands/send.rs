@@ -1,20 +1,21 @@
 //! `send`: writes a subvolume, or its difference to another one, as a stream for `btrfs receive`.
+//!
+//! 1. A stream that is not complete is a failure, also where nothing reads the rest of it: it may
+//!    be a backup.
+//! 2. All arguments are checked before FILE is opened ([`file`]).
+
+mod file;
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::Path;
 
 use butternut::{Error, Follow, SendOptions, SendProtocol};
 
 use crate::args::{GlobalArgs, SendArgs};
-use crate::commands::transaction::not_a_subvolume;
+use crate::commands::transaction::{failed, not_a_subvolume};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, text};
 use crate::volume::OpenVolume;
-
-/// Bytes of a stream that are written to a file at once.
-const BUFFER_BYTES: usize = 256 << 10;
+use file::OutputFile;
 
 pub(crate) fn run(global: &GlobalArgs, args: &SendArgs, out: &mut Output) -> Outcome {
     if args.file.is_none() && out.is_terminal {
@@ -22,9 +23,13 @@ pub(crate) fn run(global: &GlobalArgs, args: &SendArgs, out: &mut Output) -> Out
             .hint("name a file with -f, or pipe the stream to `btrfs receive`"));
     }
     let opened = OpenVolume::from_arg(global, &args.volume)?;
-    let subvolume = find(&opened, &args.subvolume)?;
-    let sources: Vec<u64> =
-        args.clone_sources.iter().map(|path| find(&opened, path)).collect::<Result<_, _>>()?;
+    let subvolume = find(
+        &opened,
+        &args.subvolume,
+        "`butternut property set VOLUME PATH ro true`, or send a snapshot (-r)",
+    )?;
+    let sources = args.clone_sources.iter().map(|path| find_received(&opened, path));
+    let sources: Vec<u64> = sources.collect::<Result<_, _>>()?;
     let parent = parent(&opened, args, subvolume, &sources)?;
     let protocol = match args.proto.as_deref() {
         Some("2") => SendProtocol::Two,
@@ -45,27 +50,38 @@ pub(crate) fn run(global: &GlobalArgs, args: &SendArgs, out: &mut Output) -> Out
             .map_err(|error| failure(&what, "stdout", error))?,
         Some(path) => {
             let shown = path.display().to_string();
-            let mut to = create(path)?;
+            let mut to = OutputFile::create(path, &opened.arg)?;
             opened
                 .filesystem
                 .send(subvolume, &options, &mut to)
                 .map_err(|error| failure(&what, &shown, error))?;
-            to.flush().map_err(|error| Failure::io(shown, &error))?;
+            to.finish()?;
         }
     }
     Ok(Completion::Success)
 }
 
-fn create(path: &Path) -> Result<BufWriter<File>, Failure> {
-    let file =
-        File::create(path).map_err(|error| Failure::io(path.display().to_string(), &error))?;
-    Ok(BufWriter::with_capacity(BUFFER_BYTES, file))
+/// Returns the id of the read-only subvolume at a path; `if_writable` says what to do about one
+/// that is not.
+fn find(opened: &OpenVolume, path: &OsString, if_writable: &str) -> Result<u64, Failure> {
+    let id = opened.resolve(path, Follow::Last)?;
+    let path = text::bytes(path);
+    if !id.is_subvolume_root() {
+        return Err(not_a_subvolume(&path));
+    }
+    let info = opened.filesystem.subvolume(id.subvolume);
+    let info = info.map_err(|error| failed(&path, &error))?;
+    if !info.read_only {
+        let error = Error::NotPermitted { what: "only read-only subvolumes can be sent" };
+        return Err(failed(&path, &error).hint(if_writable));
+    }
+    Ok(info.id)
 }
 
-/// Returns the id of the subvolume at a path.
-fn find(opened: &OpenVolume, path: &OsString) -> Result<u64, Failure> {
-    let id = opened.resolve(path, Follow::Last)?;
-    if id.is_subvolume_root() { Ok(id.subvolume) } else { Err(not_a_subvolume(&text::bytes(path))) }
+/// As [`find`], for a subvolume that the receiver has: it must have been read-only when it was
+/// sent.
+fn find_received(opened: &OpenVolume, path: &OsString) -> Result<u64, Failure> {
+    find(opened, path, "name the read-only snapshot that was sent to the receiver")
 }
 
 /// Returns the parent that was named, or one of the clone sources.
@@ -76,7 +92,7 @@ fn parent(
     sources: &[u64],
 ) -> Result<Option<u64>, Failure> {
     if let Some(path) = &args.parent {
-        return find(opened, path).map(Some);
+        return find_received(opened, path).map(Some);
     }
     if sources.is_empty() {
         return Ok(None);
@@ -93,12 +109,7 @@ fn parent(
 /// Converts an error of a stream; `to` is where it was written.
 fn failure(what: &str, to: &str, error: Error) -> Failure {
     if let Error::StreamOutput(error) = error {
-        return if to == "stdout" { error.into() } else { Failure::io(to, &error) };
+        return Failure::io(to, &error).hint("the stream is not complete");
     }
-    let failure = Failure::of(what, &error);
-    if matches!(error, Error::NotPermitted { .. }) {
-        return failure
-            .hint("`butternut property set VOLUME PATH ro true`, or send a snapshot (-r)");
-    }
-    failure
+    Failure::of(what, &error)
 }

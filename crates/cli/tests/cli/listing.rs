@@ -139,17 +139,23 @@ fn json_listings_have_the_same_names() {
 }
 
 #[test]
-fn a_closed_pipe_is_not_an_error() {
+fn a_closed_pipe_is_an_error_only_where_the_output_is_data() {
     let image = plain().0.to_str().unwrap();
-    let mut child = command()
-        .args(["cat", image, "docs/numbers"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+    // A part of a file is not the file: the status is that of a program that SIGPIPE has ended.
+    let commands = [
+        (vec!["ls", "-lR", image], Some(0)),
+        (vec!["cat", image, "docs/numbers"], Some(141)),
+        (vec!["cat", image, "hello.txt"], Some(141)),
+        (vec!["cat", "--json", image, "hello.txt"], Some(141)),
+    ];
+    for (words, want) in commands {
+        let mut child =
+            command().args(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let have = (output.status.code(), output.stderr.as_slice());
+        assert_eq!(have, (want, &b""[..]), "{words:?}");
+    }
 }
 
 /// As by `butternut ls -l VOLUME | head -1`.

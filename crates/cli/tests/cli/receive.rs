@@ -299,6 +299,15 @@ fn encode(commands: &[Command<'_>]) -> Vec<u8> {
     bytes
 }
 
+/// Encodes a stream with one subvolume.
+fn encode_subvolume(path: &[u8], uuid: u8, commands: &[Command<'_>]) -> Vec<u8> {
+    let uuid = butternut_format::uuid::Uuid([uuid; 16]);
+    let mut all = vec![Command::Subvol { path, uuid, ctransid: 1 }];
+    all.extend(commands);
+    all.push(Command::End);
+    encode(&all)
+}
+
 /// Runs `receive` with a stream on stdin.
 fn receive(words: &[&str], stream: &[u8]) -> CommandOutput {
     use std::io::Write;
@@ -403,4 +412,174 @@ fn a_stream_that_fails_leaves_no_subvolume() {
     );
     assert!(json.ok().contains("\"received_uuid\": \"01010101-0101-0101-0101-010101010101\""));
     run("btrfs", &["check", "--check-data-csum", &image].map(AsRef::as_ref));
+}
+
+#[test]
+fn complete_subvolumes_are_reported_if_a_later_one_fails() {
+    let (scratch, _, image) = volume();
+    let whole = encode_subvolume(b"a", 1, &[]);
+    let input = [&whole, &b"no stream"[..]].concat();
+    let to = scratch.path().join("to");
+    fs::create_dir(&to).unwrap();
+    for place in [&[image.as_str()][..], &["--to-directory", to.to_str().unwrap()]] {
+        let done = receive(&[&["--json"], place].concat(), &input);
+        assert_eq!(done.code, Some(1), "{place:?}");
+        assert!(done.err.contains("header of the stream at byte "), "{}", done.err);
+        let made: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+        assert_eq!(made["subvolumes"][0]["name"], "a", "{place:?}");
+        let verbose = receive(&[&["-v"], place].concat(), &b"no stream"[..]);
+        assert!(!verbose.err.contains("received"), "{}", verbose.err);
+    }
+    let list = butternut(&["subvolume", "list", &image]).ok();
+    assert!(list.ends_with("path a\n"), "{list}");
+}
+
+#[test]
+fn a_stream_without_a_subvolume_is_noted() {
+    let (scratch, _, image) = volume();
+    let to = scratch.path().join("to");
+    fs::create_dir(&to).unwrap();
+    for place in [&[image.as_str()][..], &["--to-directory", to.to_str().unwrap()]] {
+        let done = receive(place, &encode(&[Command::End]));
+        let note = "butternut: stdin: note: the stream has no subvolume\n";
+        assert_eq!((done.code, done.err.as_str()), (Some(0), note));
+        assert_eq!(receive(&[&["-q"], place].concat(), &encode(&[Command::End])).ok(), "");
+    }
+}
+
+/// A directory of a filesystem without properties of btrfs.
+fn plain_directory() -> (TempDir, PathBuf, String) {
+    let scratch = tempfile::tempdir_in("/dev/shm").unwrap();
+    let to = scratch.path().join("to");
+    fs::create_dir(&to).unwrap();
+    let name = to.to_str().unwrap().to_owned();
+    (scratch, to, name)
+}
+
+#[test]
+fn a_directory_of_another_filesystem_gets_no_properties() {
+    let (_scratch, to, name) = plain_directory();
+    let set = |path| Command::SetXattr { path, name: b"btrfs.compression", value: b"zstd" };
+    let commands = [
+        set(b""),
+        Command::Mkfile { path: b"f", ino: 257 },
+        set(b"f"),
+        Command::Write { path: b"f", offset: 0, data: b"data" },
+    ];
+    let done = receive(&["--to-directory", &name], &encode_subvolume(b"sub", 1, &commands));
+    let note = "note: properties of btrfs (btrfs.*) are left out\n";
+    assert_eq!((done.code, done.err), (Some(0), format!("butternut: {name}: {note}")));
+    assert_eq!(fs::read_to_string(to.join("sub/f")).unwrap(), "data");
+    let other = Command::SetXattr { path: b"", name: b"none.such", value: b"" };
+    let stream = encode_subvolume(b"other", 2, &[other]);
+    let refused = receive(&["--to-directory", &name], &stream).failure();
+    assert!(refused.contains("set_xattr"), "{refused}");
+}
+
+#[test]
+fn clones_keep_holes_and_are_refused_as_the_kernel_does() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    const BIG: u64 = 1 << 40;
+    let (_scratch, to, name) = plain_directory();
+    let uuid = butternut_format::uuid::Uuid([1; 16]);
+    let clone = |path, offset, len, clone_path, clone_offset| Command::Clone {
+        path,
+        offset,
+        len,
+        clone_uuid: uuid,
+        clone_ctransid: 1,
+        clone_path,
+        clone_offset,
+    };
+    let data = [7; 5000];
+    let commands = [
+        Command::Mkfile { path: b"holes", ino: 257 },
+        Command::Truncate { path: b"holes", size: BIG },
+        Command::Write { path: b"holes", offset: 1 << 20, data: &data },
+        Command::Mkfile { path: b"copy", ino: 258 },
+        Command::Write { path: b"copy", offset: 0, data: &data },
+        clone(b"copy", 0, BIG, b"holes", 0),
+        clone(b"holes", 1 << 30, 5000, b"holes", 1 << 20),
+    ];
+    let whole = encode_subvolume(b"sub", 1, &commands);
+    let later = [Command::Mkfile { path: b"f", ino: 257 }, clone(b"f", 10, 5000, b"copy", 1 << 20)];
+    let both = [&whole[..], &encode_subvolume(b"later", 2, &later)].concat();
+    assert_eq!(receive(&["--to-directory", &name], &both).ok(), "");
+    let copy = fs::File::open(to.join("sub/copy")).unwrap();
+    let meta = copy.metadata().unwrap();
+    assert_eq!(meta.size(), BIG);
+    assert!(meta.blocks() < 1000, "{} blocks", meta.blocks());
+    let mut read = [1; 5000];
+    copy.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(read, [0; 5000]);
+    copy.read_exact_at(&mut read, 1 << 20).unwrap();
+    assert_eq!(read, data);
+    fs::File::open(to.join("sub/holes")).unwrap().read_exact_at(&mut read, 1 << 30).unwrap();
+    assert_eq!(read, data);
+    assert_eq!(fs::read(to.join("later/f")).unwrap()[10..], data);
+    let refused = [
+        (clone(b"holes", 1 << 20, 5000, b"holes", (1 << 20) + 4999), "CLONE_OFFSET: have 1053575"),
+        (clone(b"copy", 0, 4096, b"holes", BIG - 4095), "CLONE_OFFSET + CLONE_LEN: have"),
+        (clone(b"copy", 0, u64::MAX, b"holes", 1), "CLONE_LEN: have"),
+    ];
+    for (number, (command, want)) in (3..).zip(refused) {
+        let name_of = format!("sub{number}");
+        let mut all = commands[..5].to_vec();
+        all.push(command);
+        let stream = encode_subvolume(name_of.as_bytes(), 1, &all);
+        let said = receive(&["--to-directory", &name], &stream).failure();
+        assert!(said.contains(want), "{said}");
+    }
+}
+
+/// What is in a subvolume is what its stream says, also where DIR has a default ACL and a group.
+#[test]
+fn a_directory_passes_nothing_on() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let (_scratch, to, name) = plain_directory();
+    shell(&format!("chmod 2755 {name}; setfacl -dm u:1000:rwx {name}"));
+    let commands = [
+        Command::Chmod { path: b"", mode: 0o755 },
+        Command::Mkfile { path: b"f", ino: 257 },
+        Command::Chmod { path: b"f", mode: 0o644 },
+        Command::Mkdir { path: b"d", ino: 258 },
+    ];
+    let stream = encode_subvolume(b"sub", 1, &commands);
+    receive(&["--to-directory", &name], &stream).ok();
+    let acls = shell(&format!("cd {name}/sub; getfacl -sRp ."));
+    assert_eq!(acls, "");
+    let mode = |path| fs::metadata(to.join(path)).unwrap().mode() & 0o7777;
+    assert_eq!((mode("sub"), mode("sub/f"), mode("sub/d")), (0o755, 0o644, 0o700));
+    // Until its end, other users cannot enter it, whatever the stream says.
+    let list = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\x01\0\0\0\
+        \x04\0\x05\0\xff\xff\xff\xff\x10\0\x07\0\xff\xff\xff\xff\x20\0\x05\0\xff\xff\xff\xff";
+    let commands = [
+        Command::SetXattr { path: b"", name: b"system.posix_acl_access", value: list },
+        Command::Chown { path: b"", uid: 1000, gid: 1000 },
+        Command::Chmod { path: b"", mode: 0o777 },
+        Command::Mkfile { path: b"f", ino: 257 },
+    ];
+    let whole = encode_subvolume(b"open", 1, &commands);
+    receive(&["--to-directory", &name], &whole[..whole.len() - 10]).failure();
+    let meta = fs::metadata(to.join("open")).unwrap();
+    let own = fs::metadata(to.join("open/f")).unwrap().uid();
+    assert_eq!((meta.permissions().mode() & 0o7777, meta.uid()), (0o700, own));
+    fs::remove_dir_all(to.join("open")).unwrap();
+    assert_eq!(receive(&["--to-directory", &name], &whole).ok(), "");
+    assert_eq!(mode("open"), 0o777);
+    assert!(shell(&format!("getfacl -cnp {name}/open")).contains("user:1:rwx"));
+}
+
+#[test]
+fn a_directory_gets_more_subvolumes_than_files_may_be_open() {
+    const COUNT: u8 = 120;
+    let (scratch, to, name) = plain_directory();
+    let subvolumes: Vec<Vec<u8>> = (1..=COUNT)
+        .map(|number| encode_subvolume(format!("s{number}").as_bytes(), number, &[]))
+        .collect();
+    let file = scratch.path().join("stream");
+    fs::write(&file, subvolumes.concat()).unwrap();
+    let (program, file) = (command().get_program().to_str().unwrap().to_owned(), file.display());
+    shell(&format!("ulimit -n 64; {program} receive -f {file} --to-directory {name}"));
+    assert_eq!(fs::read_dir(&to).unwrap().count(), usize::from(COUNT));
 }

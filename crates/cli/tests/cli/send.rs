@@ -1,6 +1,45 @@
 //! `send`: what it refuses, and streams of volumes that Butternut made.
 
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::process::Stdio;
+
 use super::command::{butternut, command, run, shell};
+use super::image::kernel_tests_enabled;
+
+/// A volume with a writable subvolume `/w`, and a snapshot `/a` of it with a file of 1 MB.
+struct Volume {
+    scratch: tempfile::TempDir,
+    image: String,
+}
+
+impl Volume {
+    fn new() -> Self {
+        let scratch = tempfile::tempdir_in("/dev/shm").unwrap();
+        let image = scratch.path().join("volume.img").to_str().unwrap().to_owned();
+        butternut(&["mkfs", "--size", "256M", &image]).ok();
+        butternut(&["subvolume", "create", &image, "/w"]).ok();
+        let file = scratch.path().join("file");
+        fs::write(&file, vec![7; 1_000_000]).unwrap();
+        butternut(&["import", &image, file.to_str().unwrap(), "/w/file"]).ok();
+        fs::remove_file(&file).unwrap();
+        butternut(&["subvolume", "snapshot", "-r", &image, "/w", "/a"]).ok();
+        Self { scratch, image }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.scratch.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Returns the names of all files beside the volume.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.scratch.path()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    }
+}
 
 #[test]
 fn streams_are_written_to_stdout_and_to_files() {
@@ -39,6 +78,13 @@ fn streams_are_written_to_stdout_and_to_files() {
 
     let refused = butternut(&["send", image, "/w"]).failure();
     assert!(refused.contains("/w: operation not permitted: only read-only"), "{refused}");
+    assert!(refused.contains("ro true"), "{refused}");
+    // A parent that was writable after it was sent differs from that of the receiver.
+    for option in ["-p", "-c"] {
+        let refused = butternut(&["send", option, "/w", image, "/b"]).failure();
+        assert!(refused.contains("/w: operation not permitted: only read-only"), "{refused}");
+        assert!(refused.contains("(name the read-only snapshot that was sent"), "{refused}");
+    }
     let refused = butternut(&["send", image, "/a/file"]).failure();
     assert!(refused.contains("not a subvolume"), "{refused}");
     let refused = butternut(&["send", "--compressed-data", "--proto", "1", image, "/a"]).failure();
@@ -50,4 +96,89 @@ fn streams_are_written_to_stdout_and_to_files() {
     let program = command().get_program().to_str().unwrap().to_owned();
     let said = shell(&format!("script -qec '{program} send {image} /a' /dev/null || true"));
     assert!(said.contains("a stream is not written to a terminal"), "{said}");
+}
+
+/// As by `butternut send VOLUME SUBVOLUME | ssh HOST btrfs receive DIR` when the connection ends.
+#[test]
+fn a_stream_that_is_not_read_to_its_end_is_a_failure() {
+    let volume = Volume::new();
+    let mut child = command()
+        .args(["send", &volume.image, "/a"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(said, "butternut: stdout: broken pipe (the stream is not complete)\n");
+}
+
+#[test]
+fn a_stream_does_not_overwrite_its_volume() {
+    let volume = Volume::new();
+    let image = &volume.image;
+    let before = fs::read(image).unwrap();
+    let (hard, soft) = (volume.path("hard"), volume.path("soft"));
+    fs::hard_link(image, &hard).unwrap();
+    symlink(image, &soft).unwrap();
+    for file in [image, &hard, &soft] {
+        let refused = butternut(&["send", "-f", file, image, "/a"]).failure();
+        assert!(refused.contains(&format!("{file}: is a device of the volume")), "{refused}");
+        assert!(fs::read(image).unwrap() == before, "{file}");
+    }
+    if !kernel_tests_enabled("a_stream_does_not_overwrite_its_volume") {
+        return;
+    }
+    let device = butternut_undo::LoopGuard::attach(image.as_ref(), &[]).unwrap();
+    let device = device.path().to_str().unwrap();
+    for (file, source) in [(image.as_str(), device), (device, image), (device, device)] {
+        let refused = butternut(&["send", "-f", file, source, "/a"]).failure();
+        assert!(refused.contains(&format!("{file}: is a device of the volume")), "{refused}");
+        assert!(fs::read(image).unwrap() == before, "{file} {source}");
+    }
+}
+
+#[test]
+fn a_stream_that_fails_leaves_its_file_as_it_was() {
+    let volume = Volume::new();
+    let (image, file, new) = (&volume.image, volume.path("good"), volume.path("new"));
+    fs::write(&file, "good").unwrap();
+    butternut(&["send", "-f", &file, image, "/w"]).failure();
+    butternut(&["send", "-f", &file, "-p", "/none", image, "/a"]).failure();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "good");
+    // The size of a file is limited to less than the stream has.
+    let program = command().get_program().to_str().unwrap().to_owned();
+    for to in [&file, &new] {
+        let said = shell(&format!("ulimit -f 100; {program} send -f {to} {image} /a 2>&1 || true"));
+        assert!(said.contains(&format!("{to}: file too large")), "{said}");
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "good");
+    assert_eq!(volume.names(), ["good", "volume.img"]);
+}
+
+#[test]
+fn a_stream_replaces_its_file_and_keeps_the_mode() {
+    let volume = Volume::new();
+    let image = &volume.image;
+    let whole = butternut(&["send", image, "/a"]).bytes;
+    let (file, link) = (volume.path("file"), volume.path("link"));
+    fs::write(&file, "old").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    symlink("file", &link).unwrap();
+    butternut(&["send", "-f", &link, image, "/a"]).ok();
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(fs::read(&file).unwrap() == whole);
+    assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o640);
+    let fifo = volume.path("fifo");
+    let program = command().get_program().to_str().unwrap().to_owned();
+    let read = volume.path("read");
+    shell(&format!(
+        "mkfifo {fifo}; cat {fifo} > {read} & {program} send -f {fifo} {image} /a; wait"
+    ));
+    assert!(fs::read(&read).unwrap() == whole);
+    let through = shell(&format!("{program} send -f /dev/stdout {image} /a | wc -c"));
+    assert_eq!(through.trim(), whole.len().to_string());
+    assert_eq!(volume.names(), ["fifo", "file", "link", "read", "volume.img"]);
 }

@@ -6,8 +6,15 @@
 //! 2. Only regular files are opened for reading and writing. A device, FIFO or socket that the
 //!    stream has made is opened with `O_PATH`.
 //! 3. An error names the command and its place in the stream. What has been made stays.
+//! 4. Other users cannot enter the directory of a subvolume before its end ([`root`]).
+//! 5. An attribute that belongs to btrfs or to a security module, and that the filesystem does not
+//!    have, is left out with a note: the files are complete without it.
+//! 6. Between subvolumes, no descriptor stays open.
 
-use std::collections::HashMap;
+mod copy;
+mod root;
+
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,23 +28,27 @@ use butternut::format::stream::{Command, components};
 use butternut::format::uuid::Uuid;
 use butternut::receive::{StreamEnd, decode_write};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags,
-    chmod, chownat, fallocate, linkat, lremovexattr, lsetxattr, makedev, mkdirat, mknodat, openat,
-    renameat, statat, symlinkat, syncfs, unlinkat, utimensat,
+    AtFlags, FallocateFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmod,
+    fallocate, fstat, linkat, lremovexattr, lsetxattr, makedev, mkdirat, mknodat, openat, renameat,
+    statat, symlinkat, syncfs, unlinkat, utimensat,
 };
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::Input;
+use super::{Input, note_empty};
 use crate::args::GlobalArgs;
 use crate::failure::{Completion, Failure, Outcome, chain};
 use crate::output::json::Object;
 use crate::output::{Output, json, stderr_line, text};
+use root::Root;
 
 /// Flags that open a directory and refuse a symlink.
 const DIRECTORY: OFlags =
     OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::RDONLY).union(OFlags::CLOEXEC);
-/// Bytes that are copied at a time.
-const COPY_BYTES: usize = 128 << 10;
+const SELINUX: &[u8] = b"security.selinux";
+/// Flags that open a directory, which may be unreadable, and refuse a symlink.
+const BY_PATH: OFlags =
+    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Why a command cannot be applied.
 #[derive(Debug, thiserror::Error)]
@@ -61,12 +72,25 @@ impl From<rustix::io::Errno> for Refusal {
 /// The directory that subvolumes are made in.
 struct Target {
     dir: OwnedFd,
-    /// The subvolumes of the stream, by their UUIDs.
-    made: HashMap<Uuid, OwnedFd>,
+    /// Its path, for notes.
+    shown: String,
+    /// The complete subvolumes, by their UUIDs.
+    made: HashMap<Uuid, Made>,
     /// The one that the commands change.
-    current: Option<Uuid>,
+    current: Option<Root>,
+    /// The names of the complete subvolumes, in order.
     names: Vec<Vec<u8>>,
     is_root: bool,
+    /// Which attributes have been left out (law 5).
+    left_out: BTreeSet<&'static str>,
+    is_quiet: bool,
+}
+
+/// The directory of a complete subvolume.
+struct Made {
+    name: Vec<u8>,
+    /// Device and inode.
+    identity: (u64, u64),
 }
 
 pub(super) fn run(global: &GlobalArgs, mut input: Input, dir: &Path, out: &mut Output) -> Outcome {
@@ -75,25 +99,41 @@ pub(super) fn run(global: &GlobalArgs, mut input: Input, dir: &Path, out: &mut O
     let opened = opened.map_err(|errno| Failure::io(name.clone(), &errno.into()))?;
     let mut target = Target {
         dir: opened,
+        shown: name.clone(),
         made: HashMap::new(),
         current: None,
         names: Vec::new(),
         is_root: geteuid().is_root(),
+        left_out: BTreeSet::new(),
+        is_quiet: global.quiet,
     };
     let applied = apply_all(&mut target, &mut input);
     let synced = syncfs(&target.dir).map_err(|errno| Failure::io(name.clone(), &errno.into()));
-    applied.and(synced)?;
+    let done = applied.and(synced);
+    if target.names.is_empty() {
+        // No subvolume is complete.
+        done?;
+        note_empty(global, &input.name);
+        return report(global, &target, out).map(|()| Completion::Success);
+    }
+    let reported = report(global, &target, out);
+    done.and(reported).map(|()| Completion::Success)
+}
+
+/// Reports the complete subvolumes.
+fn report(global: &GlobalArgs, target: &Target, out: &mut Output) -> Result<(), Failure> {
+    let name = target.shown.as_str();
     if global.json {
         let names = target.names.iter().map(|name| Object::new().name("name", name).into());
         let subvolumes: Vec<serde_json::Value> = names.collect();
-        let object = Object::new().put("directory", name.as_str()).put("subvolumes", subvolumes);
+        let object = Object::new().put("directory", name).put("subvolumes", subvolumes);
         json::document(out, object)?;
     } else if global.verbose {
         for made in &target.names {
             stderr_line(&format!("{name}/{}: received", text::escaped(made)));
         }
     }
-    Ok(Completion::Success)
+    Ok(())
 }
 
 fn apply_all(target: &mut Target, input: &mut Input) -> Result<(), Failure> {
@@ -102,14 +142,14 @@ fn apply_all(target: &mut Target, input: &mut Input) -> Result<(), Failure> {
     while input.stream.next_stream().map_err(failure)?.is_some() {
         loop {
             let (place, command) = input.stream.next_command().map_err(failure)?;
-            let Some(path) = command.path() else {
-                target.current = None;
-                break;
-            };
             target.apply(&command).map_err(|refusal| {
-                let (what, path) = (command.name(), path.escape_ascii());
-                Failure::new(name.clone(), format!("{place}: {what} {path}: {}", chain(&refusal)))
+                let (what, path) = (command.name(), command.path().unwrap_or_default());
+                let what = format!("{place}: {what} {}", path.escape_ascii());
+                Failure::new(name.clone(), format!("{}: {}", what.trim_end(), chain(&refusal)))
             })?;
+            if command == Command::End {
+                break;
+            }
         }
         if input.end == StreamEnd::Command {
             break;
@@ -148,28 +188,52 @@ impl Target {
             | Command::Chmod { .. }
             | Command::Chown { .. }
             | Command::Utimes { .. } => self.set(command),
-            Command::Fileattr { .. } | Command::End => Ok(()),
+            Command::Fileattr { .. } => Ok(()),
+            Command::End => self.finish(),
         }
     }
 
     /// Makes the directory of a subvolume.
     fn begin(&mut self, path: &[u8], uuid: Uuid) -> Result<(), Refusal> {
+        // A stream with several subvolumes has one END command for all of them.
+        self.finish()?;
         let names = components(path)?;
         let [name] = names.as_slice() else {
             return Err(Refused::new("path", path.escape_ascii(), "one name").into());
         };
-        mkdirat(&self.dir, *name, Mode::RWXU)?;
-        let dir = openat(&self.dir, *name, DIRECTORY, Mode::empty())?;
-        self.made.insert(uuid, dir);
-        self.current = Some(uuid);
-        self.names.push(name.to_vec());
+        self.current = Some(Root::make(self.dir.as_fd(), name, uuid)?);
+        Ok(())
+    }
+
+    /// Completes the current subvolume, if there is one.
+    fn finish(&mut self) -> Result<(), Refusal> {
+        let Some(root) = self.current.take() else { return Ok(()) };
+        root.finish()?;
+        let stat = fstat(root.dir())?;
+        let made = Made { name: root.name.clone(), identity: (stat.st_dev, stat.st_ino) };
+        self.made.insert(root.uuid, made);
+        self.names.push(root.name);
         Ok(())
     }
 
     fn root(&self) -> Result<BorrowedFd<'_>, Refusal> {
-        let root = self.current.and_then(|uuid| self.made.get(&uuid));
         let missing = || Refused::new("command", "no subvolume", "subvol before all others");
-        Ok(root.ok_or_else(missing)?.as_fd())
+        Ok(self.current.as_ref().ok_or_else(missing)?.dir())
+    }
+
+    /// Opens the directory of a subvolume of the stream that data is cloned from.
+    fn source(&self, uuid: Uuid) -> Result<OwnedFd, Refusal> {
+        if let Some(root) = self.current.as_ref().filter(|root| root.uuid == uuid) {
+            return Ok(root.dir().try_clone_to_owned()?);
+        }
+        let missing = || Refused::new("CLONE_UUID", uuid, "a subvolume of this stream");
+        let made = self.made.get(&uuid).ok_or_else(missing)?;
+        let dir = openat(&self.dir, &made.name[..], BY_PATH, Mode::empty())?;
+        let stat = fstat(&dir)?;
+        if (stat.st_dev, stat.st_ino) != made.identity {
+            return Err(Refusal::Unsupported("another directory has replaced the clone source"));
+        }
+        Ok(dir)
     }
 
     /// Opens the directory of a path, and returns it with the last name: `.` for the root of the
@@ -250,11 +314,9 @@ impl Target {
                 file.write_all_at(&decode_write(command)?.unwrap_or_default(), offset)?;
             }
             Command::Clone { offset, len, clone_uuid, clone_path, clone_offset, .. } => {
-                let source = self.made.get(&clone_uuid).ok_or_else(|| {
-                    Refused::new("CLONE_UUID", clone_uuid, "a subvolume of this stream")
-                })?;
+                let source = self.source(clone_uuid)?;
                 let source = open_file(source.as_fd(), clone_path, OFlags::RDONLY)?;
-                copy(&source, clone_offset, &file, offset, len)?;
+                copy::clone_range((&source, clone_offset), (&file, offset), len)?;
             }
             Command::Truncate { size, .. } => file.set_len(size)?,
             Command::Fallocate { mode, offset, len, .. } => {
@@ -266,29 +328,35 @@ impl Target {
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
-    fn set(&self, command: &Command<'_>) -> Result<(), Refusal> {
+    fn set(&mut self, command: &Command<'_>) -> Result<(), Refusal> {
+        let is_root = self.is_root;
+        let mode = match *command {
+            Command::Chmod { mode, .. } => self.permissions(mode),
+            _ => Mode::empty(),
+        };
+        if self.current.as_mut().is_some_and(|root| root.defer(command, is_root, mode)) {
+            return Ok(());
+        }
         let (dir, name) = self.entry(command.path().unwrap_or_default())?;
         // The path of the entry for system calls that do not take a descriptor of its directory.
         let mut proc_path = format!("/proc/self/fd/{}/", dir.as_raw_fd()).into_bytes();
         proc_path.extend_from_slice(name);
         match *command {
             Command::SetXattr { name: xattr, value, .. } => {
-                lsetxattr(proc_path.as_slice(), xattr, value, XattrFlags::empty())?;
+                let set = lsetxattr(proc_path.as_slice(), xattr, value, XattrFlags::empty());
+                self.leave_out(xattr, set)?;
             }
             Command::RemoveXattr { name: xattr, .. } => {
-                lremovexattr(proc_path.as_slice(), xattr)?;
+                self.leave_out(xattr, lremovexattr(proc_path.as_slice(), xattr))?;
             }
-            Command::Chmod { mode, .. } => {
+            Command::Chmod { .. } => {
                 // chmod(2) would follow a symlink: the descriptor is of the entry itself.
                 let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let entry = openat(&dir, name, flags, Mode::empty())?;
-                chmod(format!("/proc/self/fd/{}", entry.as_raw_fd()), self.permissions(mode))?;
+                chmod(format!("/proc/self/fd/{}", entry.as_raw_fd()), mode)?;
             }
-            Command::Chown { uid, gid, .. } if self.is_root => {
-                // chown(2) takes u32::MAX as "unchanged".
-                let uid = (uid != u32::MAX).then(|| Uid::from_raw(uid));
-                let gid = (gid != u32::MAX).then(|| Gid::from_raw(gid));
-                chownat(&dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+            Command::Chown { uid, gid, .. } if is_root => {
+                root::set_owner(dir.as_fd(), name, uid, gid)?;
             }
             Command::Utimes { atime, mtime, .. } => {
                 let times =
@@ -296,6 +364,25 @@ impl Target {
                 utimensat(&dir, name, &times, AtFlags::SYMLINK_NOFOLLOW)?;
             }
             _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl Target {
+    /// Passes the result of a change of an attribute on, unless the attribute may be left out
+    /// (law 5).
+    fn leave_out(&mut self, xattr: &[u8], changed: Result<(), Errno>) -> Result<(), Errno> {
+        let Err(errno) = changed else { return Ok(()) };
+        let is_btrfs = xattr.starts_with(b"btrfs.");
+        let left_out = match errno {
+            Errno::OPNOTSUPP if is_btrfs => "properties of btrfs (btrfs.*)",
+            Errno::OPNOTSUPP if xattr == SELINUX => "labels of SELinux",
+            Errno::PERM | Errno::ACCESS if xattr == SELINUX && !self.is_root => "labels of SELinux",
+            _ => return Err(errno),
+        };
+        if self.left_out.insert(left_out) && !self.is_quiet {
+            stderr_line(&format!("{}: note: {left_out} are left out", self.shown));
         }
         Ok(())
     }
@@ -321,22 +408,6 @@ fn open_file(root: BorrowedFd<'_>, path: &[u8], access: OFlags) -> Result<File, 
     }
     let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(File::from(openat(&dir, name, flags, Mode::empty())?))
-}
-
-/// Copies `len` bytes of `source` at `from` to `file` at `to`.
-fn copy(source: &File, from: u64, file: &File, to: u64, len: u64) -> Result<(), Refusal> {
-    let too_far = || Refused::new("CLONE_LEN", len, "a range below 2^64");
-    from.checked_add(len).and(to.checked_add(len)).ok_or_else(too_far)?;
-    let mut buf = vec![0; COPY_BYTES];
-    let mut done = 0;
-    while done < len {
-        let want = usize::try_from(len - done).map_or(buf.len(), |left| left.min(buf.len()));
-        let part = &mut buf[..want];
-        source.read_exact_at(part, from + done)?;
-        file.write_all_at(part, to + done)?;
-        done += u64::try_from(want).unwrap_or(u64::MAX);
-    }
-    Ok(())
 }
 
 fn timespec(time: Time) -> Timespec {

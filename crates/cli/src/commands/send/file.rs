@@ -1,0 +1,183 @@
+//! [`OutputFile`]: the file that a stream is written to.
+//!
+//! 1. FILE is not storage of the volume: a stream would overwrite what it is made from.
+//! 2. A regular file appears under its name when the stream is complete and durable. Until then the
+//!    stream has a temporary name in the same directory; if it fails, it is removed, and a FILE
+//!    that existed is unchanged.
+//! 3. A device, FIFO or socket is written directly. So is a file that can be written, but not
+//!    replaced, because its directory cannot be changed.
+
+use std::ffi::OsString;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown};
+use std::path::{Path, PathBuf};
+use std::process;
+
+use butternut_sys::storage;
+
+use crate::failure::Failure;
+use crate::volume::arg::VolumeArg;
+
+/// Bytes of a stream that are written to a file at once.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Number of temporary names that are tried.
+const NAMES_MAX: u32 = 100;
+
+/// An open file, whose stream is not complete yet.
+pub(super) struct OutputFile {
+    shown: String,
+    to: BufWriter<File>,
+    /// `None` if the file is written directly.
+    temporary: Option<Temporary>,
+}
+
+/// A file under a temporary name, which is removed on drop.
+struct Temporary {
+    path: PathBuf,
+    /// The name that it gets when it is complete.
+    target: PathBuf,
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // The failure that led here is reported.
+        fs::remove_file(&self.path).unwrap_or_default();
+    }
+}
+
+impl OutputFile {
+    /// Opens the file at a path.
+    ///
+    /// # Errors
+    /// Fails if the file is storage of the volume, or cannot be written.
+    pub(super) fn create(path: &Path, volume: &VolumeArg) -> Result<Self, Failure> {
+        let shown = path.display().to_string();
+        let found = match fs::metadata(path) {
+            Ok(meta) => Some(meta),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(Failure::io(shown, &error)),
+        };
+        if let Some(found) = &found {
+            check_storage(&shown, found, volume)?;
+        }
+        let opened = open(path, found.as_ref());
+        let (file, temporary) = opened.map_err(|error| Failure::io(shown.clone(), &error))?;
+        Ok(Self { shown, to: BufWriter::with_capacity(BUFFER_BYTES, file), temporary })
+    }
+
+    /// Makes the stream durable, and gives it its name.
+    ///
+    /// # Errors
+    /// Fails if the stream cannot be written or made durable, or the name cannot be replaced.
+    pub(super) fn finish(self) -> Result<(), Failure> {
+        let Self { shown, to, temporary } = self;
+        complete(to, temporary).map_err(|error| Failure::io(shown, &error))
+    }
+}
+
+impl Write for OutputFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.to.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Law 1.
+fn check_storage(shown: &str, found: &Metadata, volume: &VolumeArg) -> Result<(), Failure> {
+    if !found.is_file() && !found.file_type().is_block_device() {
+        return Ok(());
+    }
+    let is_part = |device: &Metadata| storage::is_shared(found, device);
+    let of_volume = |path: &Path| fs::metadata(path).is_ok_and(|device| is_part(&device));
+    if volume.devices.iter().any(|device| of_volume(&device.path)) {
+        let why = "is a device of the volume, which the stream would overwrite";
+        return Err(Failure::new(shown, why).hint("name another file"));
+    }
+    Ok(())
+}
+
+/// Opens the file that a stream is written to: a temporary one, or that of the path (law 3).
+fn open(path: &Path, found: Option<&Metadata>) -> io::Result<(File, Option<Temporary>)> {
+    let directly = || OpenOptions::new().write(true).create(found.is_none()).open(path);
+    let Some(target) = replaceable(path, found)? else { return Ok((directly()?, None)) };
+    let (file, temporary) = match create_temporary(target) {
+        Ok(made) => made,
+        Err(error) => {
+            let is_read_only =
+                matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem);
+            if found.is_none() || !is_read_only {
+                return Err(error);
+            }
+            let file = directly()?;
+            file.set_len(0)?;
+            return Ok((file, None));
+        }
+    };
+    if let Some(found) = found {
+        // Only root can give files away.
+        fchown(&file, Some(found.uid()), Some(found.gid())).unwrap_or_default();
+        file.set_permissions(found.permissions())?;
+    }
+    Ok((file, Some(temporary)))
+}
+
+/// Returns the path of the file to replace, without symbolic links. Returns `None` if it is no
+/// regular file, or has no name: `/dev/stdout` may lead to a file that was removed.
+fn replaceable(path: &Path, found: Option<&Metadata>) -> io::Result<Option<PathBuf>> {
+    let Some(found) = found else {
+        // The target of a symbolic link that leads nowhere is created.
+        let is_link = fs::symlink_metadata(path).is_ok();
+        return Ok((!is_link && path.file_name().is_some()).then(|| path.to_owned()));
+    };
+    if found.is_dir() {
+        return Err(ErrorKind::IsADirectory.into());
+    }
+    let Some(target) = fs::canonicalize(path).ok().filter(|_| found.is_file()) else {
+        return Ok(None);
+    };
+    let is_same = |other: &Metadata| (other.dev(), other.ino()) == (found.dev(), found.ino());
+    Ok(fs::symlink_metadata(&target).is_ok_and(|other| is_same(&other)).then_some(target))
+}
+
+/// Creates a file in the directory of its target.
+fn create_temporary(target: PathBuf) -> io::Result<(File, Temporary)> {
+    let mut number = 0;
+    loop {
+        let name = format!(".butternut-send-{}-{number}", process::id());
+        let path = target.with_file_name(OsString::from(name));
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(file) => return Ok((file, Temporary { path, target })),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && number < NAMES_MAX => {
+                number += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn complete(to: BufWriter<File>, temporary: Option<Temporary>) -> io::Result<()> {
+    let file = to.into_inner().map_err(io::IntoInnerError::into_error)?;
+    let kind = file.metadata()?.file_type();
+    // Others have nothing to sync.
+    if kind.is_file() || kind.is_block_device() {
+        file.sync_all()?;
+    }
+    let Some(temporary) = temporary else { return Ok(()) };
+    fs::rename(&temporary.path, &temporary.target)?;
+    let directory = temporary.target.parent().filter(|parent| !parent.as_os_str().is_empty());
+    match File::open(directory.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all())
+    {
+        // A directory that cannot be listed, or a filesystem that does not sync directories.
+        Err(error)
+            if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::InvalidInput) =>
+        {
+            Ok(())
+        }
+        synced => synced,
+    }
+}
