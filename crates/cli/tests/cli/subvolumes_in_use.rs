@@ -71,8 +71,8 @@ impl Volume {
     }
 }
 
-/// The kernel drops no page while a write(2) has changed it and has not sent it. A reader would fill
-/// the page again with the old bytes, which would stay.
+/// The kernel drops no page that a write(2) has changed and not sent. A reader would fill the page
+/// again with the old bytes, which would stay.
 #[test]
 fn a_program_reads_what_it_wrote_beside_snapshots() {
     // A mount that dropped such pages failed within 200, in each of five runs.

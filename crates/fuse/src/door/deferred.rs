@@ -7,9 +7,9 @@
 //!
 //! 1. The kernel writes back pages only as a part of dropping them. On a mount that writes through,
 //!    no page may be dropped while a write(2) that has changed it is not applied (`unsent`). The
-//!    kernel's inode lock excludes write(2) during LSEEK, a change of inode flags, and a synchronous
-//!    WRITE that bypasses its cache. During an asynchronous one, no handle writes through the cache
-//!    (law 1 of `handles`), unless the program has set `O_DIRECT` by fcntl(2).
+//!    inode lock of the kernel excludes write(2) during LSEEK, a change of inode flags, and a
+//!    synchronous WRITE that bypasses its cache. During an asynchronous one, no handle writes
+//!    through the cache (law 1 of `handles`), unless the program has set `O_DIRECT` by fcntl(2).
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -24,8 +24,8 @@ use crate::errno::{Errno, ErrnoResult};
 
 impl Door {
     /// Defers the reply, of at most `bytes` bytes, until the kernel has written back its pages of
-    /// the request's file (law 1). `answer` must not keep a reference to the door, because closing the door
-    /// waits for the thread.
+    /// the request's file (law 1). `answer` must not keep a reference to the door, because closing
+    /// the door waits for the thread.
     pub(super) fn reply_after_writeback(
         &self,
         request: &Request<'_>,
