@@ -9,7 +9,8 @@
 //!    become read-only or writable. An orphan may have any number of extents, so between two steps
 //!    the deletion holds nothing, and lets threads go first that wait to exclude it. Then it looks
 //!    up again what may have changed: the subvolume, and whether the orphan is still there.
-//! 3. From its first step on, an orphan that is deleted cannot be pinned or read.
+//! 3. From its first step on, an orphan that is deleted cannot be pinned or read, unless its deletion
+//!    fails: then it is left for the next open, and can be read until then.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::table::{InodeEntry, InodeState};
@@ -208,11 +209,25 @@ impl Filesystem {
         entry: &InodeEntry,
         below: u64,
     ) -> Result<Option<u64>> {
-        let ino = Ino(entry.id.ino);
         let mut state = entry.lock();
         if entry.is_pinned() {
             return Ok(None);
         }
+        let left = self.delete_locked_orphan(write_state, subvolume, (entry, &mut state), below);
+        if left.is_err() {
+            entry.set_unread();
+        }
+        left
+    }
+
+    fn delete_locked_orphan(
+        &self,
+        write_state: &WriteState,
+        subvolume: &WritableSubvolume,
+        (entry, state): (&InodeEntry, &mut InodeState),
+        below: u64,
+    ) -> Result<Option<u64>> {
+        let ino = Ino(entry.id.ino);
         // Another thread may have deleted it between two steps. Then there is no item.
         let inode = names::inode(&subvolume.tree, ino)?;
         let deleted = inode.filter(|inode| inode.nlink == 0);
@@ -233,7 +248,7 @@ impl Filesystem {
             change.step(names::remove_orphan(&change.edit, ino)).map(drop)
         })?;
         if deleted.is_some() {
-            write_state.forget(entry, &mut state);
+            write_state.forget(entry, state);
         }
         Ok(None)
     }

@@ -157,6 +157,11 @@ impl InodeEntry {
         *self.attributes() = CachedInode::Deleted;
     }
 
+    /// Makes the next use read the attributes again, of an inode whose deletion has failed.
+    pub(crate) fn set_unread(&self) {
+        *self.attributes() = CachedInode::Unread;
+    }
+
     pub(crate) fn lock_shared(&self) -> RwLockReadGuard<'_, InodeState> {
         self.state.read_or_else(fail_after_panic)
     }

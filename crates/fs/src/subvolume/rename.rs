@@ -154,8 +154,8 @@ impl Filesystem {
         let link = names::parent_link(&self.forest().root_tree(), id)?.ok_or(Error::NotFound)?;
         let is_here = (link.parent.0, link.dir.0) == (dir.subvolume, dir.ino) && link.name == name;
         require(is_here, "parent", "another entry", "this one").map_err(corrupt)?;
-        let index = names::find_index(tree, Ino(dir.ino), name)?;
-        require(index == Some(link.index), "index", "another index", "that of the entry")
+        let index = names::index_of_subvolume(tree, &link)?;
+        require(index == link.index, "index", "another index", "that of the entry")
             .map_err(corrupt)?;
         Ok(link.index)
     }

@@ -207,6 +207,7 @@ fn another_subvolume_of_the_name_is_not_deleted() {
     assert!(matches!(refused, Err(Error::NotFound)));
     write(&filesystem, "sub/file", b"contents");
     filesystem.delete_subvolume_of_id(root, b"sub", other).unwrap();
+    assert!(filesystem.clean_subvolumes().unwrap().is_empty());
     let filesystem = volume.reopen(filesystem);
     assert!(filesystem.subvolumes().unwrap().is_empty());
 }
