@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use butternut::{FileId, FileKind, Filesystem, SnapshotAccess, SubvolumeInfo, TOP_LEVEL, Time};
 use butternut_sys::fuse_node::fuse_node;
-use butternut_sys::mounts;
+use butternut_sys::mounts::{self, Mount};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::connection;
@@ -325,11 +325,10 @@ impl Door {
     fn may_change(&self, request: &Request<'_>) -> ErrnoResult<()> {
         let Some(device) = self.device_number else { return Ok(()) };
         let mounts = mounts::read_of_device(request.header.pid, device).unwrap_or_default();
-        let mut read_only = mounts.iter().map(|mount| mount.is_read_only());
         let is_writable = if self.is_administrator(request) {
-            read_only.any(|read_only| !read_only)
+            !mounts.iter().all(Mount::is_read_only)
         } else {
-            !mounts.is_empty() && !read_only.any(|read_only| read_only)
+            !mounts.is_empty() && !mounts.iter().any(Mount::is_read_only)
         };
         if is_writable { Ok(()) } else { Err(Errno::EROFS) }
     }
