@@ -43,12 +43,10 @@ fn read(file: &File) -> Vec<u8> {
 /// The address of a block on disk.
 fn place(file: &File, at: u64) -> u64 {
     let extent = file.extents(at..at + BLOCK).next().unwrap().unwrap();
-    match extent.kind {
-        ExtentKind::Regular { logical, extent_offset, .. } => {
-            logical + extent_offset + at - extent.offset
-        }
-        other => panic!("{other:?}"),
-    }
+    let ExtentKind::Regular { logical, extent_offset, .. } = extent.kind else {
+        panic!("{:?}", extent.kind);
+    };
+    logical + extent_offset + at - extent.offset
 }
 
 /// Writes a file of [`EXTENTS`] extents with holes between them, which ends inside a block.

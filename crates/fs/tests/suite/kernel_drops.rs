@@ -170,12 +170,10 @@ fn shared(way: Way) -> KernelImage {
 /// The address of a block on disk.
 fn place(file: &File, at: u64) -> u64 {
     let extent = file.extents(at..at + 4096).next().unwrap().unwrap();
-    match extent.kind {
-        ExtentKind::Regular { logical, extent_offset, .. } => {
-            logical + extent_offset + at - extent.offset
-        }
-        other => panic!("{other:?}"),
-    }
+    let ExtentKind::Regular { logical, extent_offset, .. } = extent.kind else {
+        panic!("{:?}", extent.kind);
+    };
+    logical + extent_offset + at - extent.offset
 }
 
 fn read(file: &File, from: u64) -> Vec<u8> {

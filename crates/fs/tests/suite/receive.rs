@@ -110,12 +110,10 @@ fn places(filesystem: &Filesystem, path: &str, count: u64) -> Vec<u64> {
     let file = filesystem.open_path(path.as_bytes()).unwrap();
     let place = |at: u64| {
         let extent = file.extents(at..at + 4096).next().unwrap().unwrap();
-        match extent.kind {
-            ExtentKind::Regular { logical, extent_offset, .. } => {
-                logical + extent_offset + at - extent.offset
-            }
-            other => panic!("{path}: {other:?}"),
-        }
+        let ExtentKind::Regular { logical, extent_offset, .. } = extent.kind else {
+            panic!("{path}: {:?}", extent.kind);
+        };
+        logical + extent_offset + at - extent.offset
     };
     (0..count).map(|block| place(4096 * block)).collect()
 }
@@ -125,7 +123,8 @@ fn places(filesystem: &Filesystem, path: &str, count: u64) -> Vec<u64> {
 fn clones_of_whole_blocks_are_shared() {
     let volume = TestVolume::new();
     let filesystem = volume.open();
-    let data: Vec<u8> = (0..5 * 4096 + 100_u32).map(|at| (at / 7 % 251) as u8).collect();
+    let byte = |at: u32| u8::try_from(at / 7 % 251).unwrap();
+    let data: Vec<u8> = (0..5 * 4096 + 100).map(byte).collect();
     let source = [
         Command::Subvol { path: b"one", uuid: SOURCE, ctransid: 7 },
         Command::Mkfile { path: b"file", ino: 257 },
