@@ -12,6 +12,8 @@
 //!    item that names it.
 //! 2. An extent that loses its last reference keeps its bytes until the commit is complete: a
 //!    reader of an older state still finds its data.
+//! 3. An extent is not written in place while a crash may bring back a reference to it that another
+//!    file, or another place of the file, has dropped ([`Forest::is_shared`]).
 
 use crate::error::TreeError;
 use crate::forest::Forest;
@@ -115,7 +117,9 @@ impl Forest {
     }
 
     /// Returns whether an extent has other references than `reference`, whatever the count of that
-    /// one. A range that is not exactly one extent counts as shared: another may have its bytes.
+    /// one, or would have them after a crash: a reference that was dropped counts until a commit
+    /// has made that durable. A range that is not exactly one extent counts as shared: another may
+    /// have its bytes.
     /// Trees that share a leaf are not detected: compare the generation of the item with the one of
     /// the last snapshot of the tree ([`Forest::last_snapshot`]).
     ///
@@ -133,7 +137,8 @@ impl Forest {
         let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
         let (is_shared, _) = running.with_pending_refs(at, |pending| {
-            if pending.deltas.iter().any(|(known, _)| *known != own) {
+            let is_changing = pending.deltas.iter().any(|(known, _)| *known != own);
+            if is_changing || pending.dropped.has_other_than(own) {
                 return Ok(true);
             }
             let Some(item) = extents.find(&key)? else {

@@ -24,10 +24,12 @@
 //!    thread does with the references of the children depends on those of the block, so it
 //!    changes them only while these are as it has read them ([`References::seen`]).
 //!
-//! Left to others: the extent items (`references::apply`, `item`, `keyed`), the space (`running`).
+//! Left to others: the extent items (`references::apply`, `item`, `keyed`), the references that a
+//! crash brings back (`dropped`), the space (`running`).
 
 pub(crate) mod apply;
 pub(crate) mod children;
+pub(crate) mod dropped;
 pub(crate) mod item;
 pub(crate) mod keyed;
 
@@ -37,6 +39,7 @@ use butternut_format::file_extent::{ExtentBody, FileExtent};
 use butternut_format::key::Key;
 use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, Logical, TreeId};
+use dropped::{Dropped, UncommittedDrops};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
@@ -151,6 +154,8 @@ pub(crate) struct References {
     /// A sequence count: incremented when a batch begins to be written and when it ends, so it is
     /// odd in between.
     sequence: u64,
+    /// The references of data that a crash would bring back.
+    drops: UncommittedDrops,
 }
 
 /// The delayed references of an extent at one moment (law 4).
@@ -162,6 +167,8 @@ pub(crate) struct PendingRefs {
     pub(crate) created_bytes: Option<u64>,
     /// The references that change, with their count changes.
     pub(crate) deltas: Vec<(Ref, i64)>,
+    /// The references that were dropped, where the drop is not durable.
+    pub(crate) dropped: Dropped,
     sequence: u64,
 }
 
@@ -188,6 +195,11 @@ impl References {
         self.heads.len()
     }
 
+    /// Returns the references whose drops are not durable.
+    pub(crate) fn drops(&mut self) -> &mut UncommittedDrops {
+        &mut self.drops
+    }
+
     pub(crate) fn get(&self, logical: Logical) -> Option<&Head> {
         self.heads.get(&logical)
     }
@@ -203,7 +215,8 @@ impl References {
         let sum = heads().fold(0, |sum: i64, head| sum.saturating_add(head.sum()));
         let deltas = heads().flat_map(|head| head.deltas.iter().copied()).collect();
         let created_bytes = heads().find(|head| head.is_created).map(|head| head.bytes);
-        Some(PendingRefs { sum, created_bytes, deltas, sequence: self.sequence })
+        let dropped = self.drops.of(at);
+        Some(PendingRefs { sum, created_bytes, deltas, dropped, sequence: self.sequence })
     }
 
     /// Whether no batch was written since `pending` was read.
@@ -252,6 +265,9 @@ impl References {
         let is_idle = !head.is_created && !head.is_full_backref && head.deltas.is_empty();
         if is_freed || is_idle {
             self.heads.remove(&at);
+        }
+        if delta < 0 && content == Content::Data && !is_freed {
+            self.drops.add(at, reference);
         }
         is_freed
     }

@@ -146,3 +146,33 @@ fn an_extent_with_count_zero_and_a_reference_is_refused() {
     assert!(message.contains("further references"), "{message}");
     assert!(forest.write_error().is_some());
 }
+
+/// The log may have the addition, also where the drop cancels it.
+#[test]
+fn a_dropped_reference_counts_until_its_commit() {
+    const BYTES: u64 = 4096;
+    let forest = forest();
+    let range = forest.allocate_data(BYTES, BYTES, Cluster(9), Wait::Block).expect("space");
+    let at = range.start();
+    let change = |change: &dyn Fn(&crate::Handle)| {
+        let handle = forest.join(Need::items(8)).expect("space");
+        change(&handle);
+    };
+    let is_shared = |ino| forest.is_shared(at, BYTES, &data(ino)).expect("an answer");
+    change(&|handle| handle.add_data_extent(at, BYTES, data(300)));
+    forest.commit().expect("a commit");
+    assert!(!is_shared(300));
+    change(&|handle| {
+        handle.add_data_ref(at, BYTES, data(301));
+        handle.drop_data_ref(at, BYTES, data(301));
+    });
+    assert!(is_shared(300), "the drop of another reference is not durable");
+    forest.commit().expect("a commit");
+    assert!(!is_shared(300));
+    // A drop of its own reference does not count.
+    change(&|handle| {
+        handle.add_data_ref(at, BYTES, data(300));
+        handle.drop_data_ref(at, BYTES, data(300));
+    });
+    assert!(!is_shared(300));
+}

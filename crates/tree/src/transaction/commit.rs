@@ -282,6 +282,7 @@ impl Commit<'_> {
             state.changes.clear();
         }
         self.end_log(log);
+        self.running.references().drops().freeze();
         self.running.reset_dirty();
         for class in Class::ALL {
             self.running.space.release_recycled(class);
@@ -418,6 +419,8 @@ impl Commit<'_> {
             self.volume().set_recorded_stats(*devid, counts);
         }
         self.release_chunks();
+        let durable = self.running.references().drops().take_durable();
+        drop(durable);
         self.running.gate.set_committed(self.generation);
         self.running.read_epochs.unpin(self.generation);
         self.running.set_global_reserve();

@@ -84,6 +84,9 @@ const AT_COMMIT_NODES: u64 = 64;
 /// The approximate memory of one delayed reference, in bytes.
 const HEAD_BYTES: u64 = 160;
 
+/// The approximate memory of one dropped reference, in bytes.
+const DROP_BYTES: u64 = 80;
+
 /// The reference count and the flags of a tree block, in the running transaction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockRefs {
@@ -474,7 +477,12 @@ impl Running {
     /// Returns the memory of the running transaction in bytes: dirty blocks, delayed references and
     /// pending checksums.
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        let references = length(self.references().len()).saturating_mul(HEAD_BYTES);
+        let (heads, drops) = {
+            let mut references = self.references();
+            (length(references.len()), length(references.drops().len()))
+        };
+        let references = heads.saturating_mul(HEAD_BYTES);
+        let references = references.saturating_add(drops.saturating_mul(DROP_BYTES));
         let blocks = self.dirty_blocks.load(Ordering::Relaxed);
         let blocks = blocks.saturating_mul(self.params.node_bytes.into());
         blocks.saturating_add(references).saturating_add(self.pending_checksums().bytes())
