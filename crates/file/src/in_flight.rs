@@ -42,8 +42,10 @@
 //! | any of these writes with `NOWAIT` | exclusive, tried | fails (EAGAIN) | the direct write's |
 //! | punch, zero, fallocate | exclusive | the file (law 1) | zeroes in the punched range |
 //! | truncate | exclusive | the file (law 1) | the direct write's, before the new end |
+//! | clone, dedupe: both files | exclusive | both files (law 1) | a clone's target: the clone's |
 //! | copy: its source | shared | nothing | unchanged |
 //! | copy: its target | exclusive | as a cached write | the copy's |
+//! | copy of whole blocks | exclusive | as a clone | the copy's |
 //! | writeback of dirty blocks | exclusive, to begin | nothing: law 4 keeps them apart | - |
 //! | merge, fsync, commit | exclusive | the file (law 1) | the direct write's |
 //! | shared merge | exclusive, then shared | the file, then nothing | of the last write |

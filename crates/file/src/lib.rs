@@ -28,7 +28,7 @@
 //! | `source`, `read` | reads, and readahead |
 //! | `state` | a file that is being written: its dirty data and its reservations |
 //! | `writeback`, `merge` | from dirty blocks to the disk; from the overlay to the trees |
-//! | `write`, `truncate`, `fallocate` | changes of a file that its caller requests |
+//! | `write`, `truncate`, `fallocate`, `clone` | changes of a file that its caller requests |
 //! | `direct` | direct writes that are in flight without a lock |
 //!
 //! Left to others: the verification of bytes against checksums, mirrors and parity (`volume`); the
@@ -36,6 +36,7 @@
 
 mod bounded_cache;
 mod checksum_cache;
+mod clone;
 pub mod compress;
 mod direct;
 mod error;
@@ -59,6 +60,7 @@ mod wait;
 mod write;
 mod writeback;
 
+pub use clone::CloneRange;
 pub use compress::{BadCompressor, Compress, Compressor};
 pub use direct::{AllocationRun, DirectWrite};
 pub use error::FileError;

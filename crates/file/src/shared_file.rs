@@ -254,6 +254,13 @@ impl SharedFile {
         self.items_version.store(next_items_version(), Ordering::Release);
     }
 
+    /// Makes the file look up again where it may write in place, because its extents are about to
+    /// be shared (law 6). The caller holds the inode lock exclusively.
+    pub(crate) fn forget_write_targets(&self) {
+        let _items = self.lock_items_exclusive();
+        self.bump_items_version();
+    }
+
     /// Records that pending extents were merged. Targets in new space stay cached: such a range
     /// goes to new space again.
     pub(crate) fn bump_items_version_after_merge(&self) {

@@ -63,7 +63,7 @@ impl Error {
             Self::LimitExceeded { .. } => code::E2BIG,
             Self::Exists => code::EEXIST,
             Self::NotEmpty => code::ENOTEMPTY,
-            Self::CrossesSubvolumes => code::EXDEV,
+            Self::CrossesSubvolumes | Self::CrossesFilesystems => code::EXDEV,
             Self::NotPermitted { .. } => code::EPERM,
             Self::Denied { .. } => code::EACCES,
             Self::Busy => code::EBUSY,
@@ -211,6 +211,7 @@ mod tests {
             Error::Exists,
             Error::NotEmpty,
             Error::CrossesSubvolumes,
+            Error::CrossesFilesystems,
             Error::NotPermitted { what: "immutable" },
             Error::Denied { what: "a default ACL" },
             Error::Busy,
@@ -271,7 +272,7 @@ mod tests {
             Error::Denied { .. } => 13,
             Error::Busy => 16,
             Error::Exists | Error::Receive { .. } => 17,
-            Error::CrossesSubvolumes => 18,
+            Error::CrossesSubvolumes | Error::CrossesFilesystems => 18,
             Error::ReadOnly { .. } => 30,
             Error::NotEmpty => 39,
             Error::NotDirectory => 20,
@@ -292,7 +293,7 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 38, "one of each variant");
+        assert_eq!(kinds.len(), 39, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }

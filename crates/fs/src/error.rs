@@ -34,6 +34,9 @@ pub enum Error {
     /// A link or rename from one subvolume to another.
     #[error("not in the same subvolume")]
     CrossesSubvolumes,
+    /// A clone from a file of another filesystem.
+    #[error("not in the same filesystem")]
+    CrossesFilesystems,
     /// A change that the flags of an inode forbid to every caller.
     #[error("operation not permitted: {what}")]
     NotPermitted { what: &'static str },

@@ -5,8 +5,10 @@
 //! | `path` | opens and creates files by their paths |
 //! | `cursor` | a position for `std::io`, and transfers of whole buffers |
 //! | `alter` | changes of a file's data under its inode lock, and its attributes |
-//! | `write` | writes, `fallocate`, copies and syncs of a file |
+//! | `write` | writes, `fallocate` and syncs of a file |
 //! | `allocation_runs` | space that is allocated ahead for direct writes |
+//! | `clone` | ranges that share their extents |
+//! | `copy` | copies, which share extents where they can |
 //! | `direct` | direct writes that share the inode lock |
 //! | `flag_checks` | when a handle checks the flags of its inode |
 //!
@@ -15,6 +17,8 @@
 
 pub(crate) mod allocation_runs;
 pub(crate) mod alter;
+pub(crate) mod clone;
+mod copy;
 pub(crate) mod cursor;
 pub(crate) mod direct;
 pub(crate) mod flag_checks;

@@ -183,6 +183,7 @@ pub use butternut_volume::super_blocks::{CopyRefused, CopyReport};
 pub use clock::Clock;
 pub use error::Error;
 pub use failures::FailureWatch;
+pub use file::clone::Dedupe;
 pub use file::cursor::FileCursor;
 pub use file::write::Allocate;
 pub use file::{Compression, Extent, ExtentKind, Extents, File, ReadAt};

@@ -9,7 +9,7 @@ mod volume;
 
 use butternut::queue::{IoFlags, Queue, QueueOptions, SyncKind};
 use butternut::server::FileExt;
-use butternut::{Allocate, AttributeFlags, File, Filesystem, Privileges};
+use butternut::{Allocate, AttributeFlags, Dedupe, File, Filesystem, Privileges};
 use butternut_mkfs::{MkfsOptions, Profile};
 use std::ops::Range;
 use volume::{TestVolume, new};
@@ -48,6 +48,18 @@ fn allocate(file: &File, range: Range<usize>, how: Allocate) {
 fn other(fs: &Filesystem) -> File {
     let id = fs.lookup(fs.root(), b"other").unwrap();
     fs.open_file(id).unwrap()
+}
+
+/// Opens a third file, of whole blocks, with the flags of the first.
+fn blocks(fs: &Filesystem) -> File {
+    fs.open_file(fs.lookup(fs.root(), b"blocks").unwrap()).unwrap()
+}
+
+/// Checks that a clone has the bytes of the direct write that was in flight when it was made.
+fn assert_shows_direct(clone: &File) {
+    let mut want = vec![1; FILE_BYTES];
+    want[DIRECT].fill(2);
+    assert_reads(clone, &want, "the clone");
 }
 
 const ROWS: &[Row] = &[
@@ -160,6 +172,45 @@ const ROWS: &[Row] = &[
         },
         want: |_| {},
     },
+    Row {
+        name: "clone to it",
+        run: |fs, file| file.clone_range(at(2 * BLOCK), &blocks(fs), 0, at(BLOCK)).unwrap(),
+        want: |bytes| bytes[2 * BLOCK..3 * BLOCK].fill(8),
+    },
+    Row {
+        name: "clone from it",
+        run: |fs, file| {
+            let blocks = blocks(fs);
+            blocks.clone_range(0, file, 0, 0).unwrap();
+            assert_shows_direct(&blocks);
+        },
+        want: |_| {},
+    },
+    Row {
+        name: "clone inside it",
+        run: |_, file| file.clone_range(at(10 * BLOCK), file, at(DIRECT.start), at(BLOCK)).unwrap(),
+        want: |bytes| bytes[10 * BLOCK..11 * BLOCK].fill(2),
+    },
+    Row {
+        name: "copy of whole blocks from it",
+        run: |fs, file| {
+            let blocks = blocks(fs);
+            assert_eq!(blocks.copy_range(0, file, 0, u64::MAX).unwrap(), at(FILE_BYTES));
+            assert_shows_direct(&blocks);
+        },
+        want: |_| {},
+    },
+    Row {
+        name: "dedupe with it",
+        run: |fs, file| {
+            let blocks = blocks(fs);
+            write(&blocks, 0..4 * BLOCK);
+            blocks.write_at(at(DIRECT.start), &[2; 2 * BLOCK]).unwrap();
+            let same = file.dedupe_range(at(2 * BLOCK), &blocks, at(2 * BLOCK), at(2 * BLOCK));
+            assert_eq!(same.unwrap(), Dedupe::Shared(at(2 * BLOCK)));
+        },
+        want: |_| {},
+    },
     Row { name: "fsync", run: |_, file| file.sync_all().unwrap(), want: |_| {} },
     Row { name: "sync", run: |fs, _| fs.sync().unwrap(), want: |_| {} },
 ];
@@ -218,6 +269,7 @@ fn meet(row: &Row, flags: u32, is_in_memory: bool) {
     let mut want = vec![1; FILE_BYTES];
     let file = make(&fs, b"file", flags, &want);
     make(&fs, b"other", 0, &[9; 100]);
+    make(&fs, b"blocks", flags, &[8; 4 * BLOCK]);
     drop(file);
     fs.close().unwrap();
     let fs = volume.open();

@@ -95,7 +95,7 @@ impl<'a> ExtentItem<'a> {
     }
 
     /// The part from `start` to `end`, which the item covers.
-    fn part(&self, start: u64, end: u64) -> Self {
+    pub(crate) fn part(&self, start: u64, end: u64) -> Self {
         let (skip, num_bytes) = (start - self.start, end - start);
         let cut = |run: ExtentRun| ExtentRun { offset: run.offset.saturating_add(skip), num_bytes };
         let mut extent = self.extent;

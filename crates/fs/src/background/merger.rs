@@ -132,9 +132,27 @@ impl Filesystem {
         let merges = write_state.merges.read();
         let entries: Vec<&InodeEntry> = batch.iter().map(|entry| &**entry).collect();
         let mut locked = LockedInodes::lock(&entries);
+        let states = entries.iter().copied().zip(locked.iter_mut());
+        let result = self.merge_locked(write_state, states, scope);
+        drop(locked);
+        drop(merges);
+        for entry in batch.iter().filter(|entry| !entry.is_listed() && !entry.is_pinned()) {
+            write_state.idle.add(entry);
+        }
+        result
+    }
+
+    /// Merges files whose inodes the caller has locked exclusively and drained. The caller excludes
+    /// the deletion of their subvolumes.
+    pub(crate) fn merge_locked<'a>(
+        &self,
+        write_state: &WriteState,
+        states: impl Iterator<Item = (&'a InodeEntry, &'a mut InodeState)>,
+        scope: MergeScope,
+    ) -> Result<()> {
         let mut files: Vec<(&InodeEntry, &mut FileState, ItemUpdate)> = Vec::new();
         let mut stale_flags: Vec<&mut bool> = Vec::new();
-        for (entry, state) in entries.iter().zip(locked.iter_mut()) {
+        for (entry, state) in states {
             let InodeState { file, is_item_stale, .. } = state;
             if let (Some(file), Some(attributes)) = (file, entry.cached()) {
                 files.push((entry, &mut **file, ItemUpdate { attributes, item: None }));
@@ -160,12 +178,6 @@ impl Filesystem {
             if !*is_stale && file.is_clean() {
                 write_state.mark_clean(entry);
             }
-        }
-        drop(files);
-        drop(locked);
-        drop(merges);
-        for entry in batch.iter().filter(|entry| !entry.is_listed() && !entry.is_pinned()) {
-            write_state.idle.add(entry);
         }
         result
     }

@@ -83,7 +83,7 @@ impl Filesystem {
 
     /// Changes a file's data. If that succeeds, the inode gets these attributes, except for the
     /// size. A change that was refused because it would block has changed nothing.
-    fn alter_file_to<R>(
+    pub(crate) fn alter_file_to<R>(
         &self,
         write_state: &WriteState,
         subvolume: &WritableSubvolume,

@@ -1,5 +1,4 @@
-//! Changes of a file's bytes through an open [`File`]: writes, truncation, `fallocate`, copies,
-//! syncs.
+//! Changes of a file's bytes through an open [`File`]: writes, truncation, `fallocate`, syncs.
 //!
 //! Laws:
 //!
@@ -32,9 +31,6 @@ use std::ops::Range;
 
 /// Writes of at least this many bytes from a cache in front of this library go past the page cache.
 const LONG_BYTES_MIN: usize = 512 << 10;
-
-/// Bytes that a copy reads and writes in one step.
-const COPY_BYTES: usize = 1 << 20;
 
 /// What `fallocate` does to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +200,7 @@ impl File {
 
     /// Runs `run`. If it finds no space, writes all files back, commits and runs it once more:
     /// space that direct writes have replaced is freed only by a commit.
-    fn with_space<R>(&self, run: impl Fn() -> Result<R>) -> Result<R> {
+    pub(crate) fn with_space<R>(&self, run: impl Fn() -> Result<R>) -> Result<R> {
         let result = run();
         if !result.as_ref().is_err_and(Error::is_no_space) {
             return result;
@@ -324,57 +320,6 @@ impl File {
             }
             .map_err(Error::from)
         })
-    }
-
-    /// Copies up to `bytes` bytes at `from` of `other`, which may be this file, to `to`, and
-    /// returns the number of bytes copied: fewer if `other` ends earlier.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if both ranges are of one file and overlap.
-    pub fn copy_range(&self, to: u64, other: &Self, from: u64, bytes: u64) -> Result<u64> {
-        self.copy_range_as(to, other, from..from.saturating_add(bytes), Privileges::Keep)
-    }
-
-    /// As [`File::copy_range`], and strips the privileges of this file that the caller may not
-    /// keep.
-    pub fn copy_range_as(
-        &self,
-        to: u64,
-        other: &Self,
-        range: Range<u64>,
-        privileges: Privileges,
-    ) -> Result<u64> {
-        let (from, bytes) = (range.start, range.end.saturating_sub(range.start));
-        let too_far = || Error::InvalidArgument { what: "the range has no end" };
-        let pin = self.pin()?;
-        Filesystem::may_write(&pin.filesystem().attributes(pin.entry())?)?;
-        // The size of the other file is read once: it may be this file, which grows.
-        let bytes = bytes.min(other.len().saturating_sub(from));
-        let from_end = from.checked_add(bytes).ok_or_else(too_far)?;
-        let to_end = to.checked_add(bytes).ok_or_else(too_far)?;
-        if self.id() == other.id() && from < to_end && to < from_end {
-            return Err(Error::InvalidArgument { what: "the ranges overlap" });
-        }
-        let mut buf = vec![0; COPY_BYTES.min(usize::try_from(bytes).unwrap_or(COPY_BYTES))];
-        let mut done = 0;
-        while done < bytes {
-            let want = buf.len().min(usize::try_from(bytes - done).unwrap_or(buf.len()));
-            let copied = other.read_at(from + done, &mut buf[..want]).and_then(|read| {
-                let written = self.write_as(to + done, &buf[..read], privileges)?;
-                Ok((read, written))
-            });
-            match copied {
-                Ok((read, written)) => {
-                    done += length(written);
-                    if read == 0 || written < read {
-                        break;
-                    }
-                }
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
     }
 
     /// Makes the file's data, attributes and names durable: writes its dirty pages back, and what

@@ -1,0 +1,355 @@
+//! Clones and deduplication: ranges of files that share their extents (`FICLONERANGE`,
+//! `FIDEDUPERANGE`).
+//!
+//! Laws:
+//!
+//! 1. Both inodes are locked exclusively, in the order of their ids, from the check of the request
+//!    until the extents are shared. What is in flight on either file is completed first, so the
+//!    clone has the bytes of one moment.
+//! 2. Before the extents are shared, the source is written back and merged: its tree then has
+//!    every byte, with its checksum.
+//! 3. A request that is refused has changed nothing. One that fails midway has cloned the range up
+//!    to some block (law 2 of `butternut_file`'s `clone`).
+//! 4. The target changes as by a write: its times are set, and its privileges stripped. A
+//!    deduplication changes no byte, so it changes neither.
+
+use crate::background::merger::MergeScope;
+use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
+use crate::write_state::{WritableSubvolume, WriteState};
+use crate::{Error, File, Filesystem, Privileges, Result};
+use butternut_file::{CloneRange, FileView};
+use butternut_format::inode::{Inode, InodeFlags};
+use butternut_format::units::{SECTOR_BYTES, length};
+use butternut_pages::WritebackReason;
+use butternut_sys::wait::Wait;
+use butternut_tree::Tree;
+use std::sync::Arc;
+
+/// The most bytes that one deduplication compares and shares.
+const DEDUPE_BYTES_MAX: u64 = 16 << 20;
+
+/// Bytes that a deduplication compares in one step.
+const COMPARE_BYTES: u64 = 1 << 20;
+
+const UNALIGNED: Error =
+    Error::InvalidArgument { what: "a clone begins and ends at block borders" };
+
+/// The result of [`File::dedupe_range`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dedupe {
+    /// The ranges hold the same bytes, and share their extents now: this many bytes.
+    Shared(u64),
+    /// The ranges hold different bytes. Nothing has changed.
+    Differs,
+}
+
+/// Sizes that decide what can be cloned, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    source: u64,
+    target: u64,
+}
+
+/// A request to clone or deduplicate, as its caller describes it.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    range: CloneRange,
+    is_same_file: bool,
+}
+
+impl Request {
+    /// Returns what is to be cloned; `None` if nothing is.
+    fn clone_of(self, sizes: Sizes) -> Result<Option<CloneRange>> {
+        let CloneRange { from, to, bytes } = self.range;
+        let bytes = match bytes {
+            0 if from > sizes.source => return Err(Self::past_end()),
+            0 => sizes.source - from,
+            bytes => bytes,
+        };
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let end = self.check_bounds(bytes, sizes.source)?;
+        let is_whole =
+            bytes.is_multiple_of(SECTOR_BYTES) || end == sizes.source && to + bytes >= sizes.target;
+        if !is_whole {
+            return Err(UNALIGNED);
+        }
+        self.check_apart(bytes)?;
+        Ok(Some(CloneRange { from, to, bytes }))
+    }
+
+    /// Returns what is to be compared and shared; `None` if nothing is.
+    fn dedupe_of(self, sizes: Sizes) -> Result<Option<CloneRange>> {
+        let CloneRange { from, to, bytes } = self.range;
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let end = self.check_bounds(bytes, sizes.source)?;
+        if to + bytes > sizes.target {
+            return Err(Self::past_end());
+        }
+        let is_to_ends = end == sizes.source && to + bytes == sizes.target;
+        let whole = |bytes: u64| bytes - bytes % SECTOR_BYTES;
+        let bytes = if bytes > DEDUPE_BYTES_MAX {
+            DEDUPE_BYTES_MAX
+        } else if is_to_ends {
+            bytes
+        } else {
+            whole(bytes)
+        };
+        self.check_apart(bytes)?;
+        Ok((bytes > 0).then_some(CloneRange { from, to, bytes }))
+    }
+
+    /// Checks that the offsets are aligned and the range is inside the source. Returns its end.
+    fn check_bounds(&self, bytes: u64, source_size: u64) -> Result<u64> {
+        let CloneRange { from, to, .. } = self.range;
+        if !from.is_multiple_of(SECTOR_BYTES) || !to.is_multiple_of(SECTOR_BYTES) {
+            return Err(UNALIGNED);
+        }
+        let no_end = || Error::InvalidArgument { what: "the range has no end" };
+        to.checked_add(bytes).and_then(|end| end.checked_add(SECTOR_BYTES)).ok_or_else(no_end)?;
+        let end = from.checked_add(bytes).ok_or_else(no_end)?;
+        if end > source_size { Err(Self::past_end()) } else { Ok(end) }
+    }
+
+    /// Checks that the blocks of the ranges do not overlap in one file.
+    fn check_apart(&self, bytes: u64) -> Result<()> {
+        let CloneRange { from, to, .. } = self.range;
+        let blocks = bytes.next_multiple_of(SECTOR_BYTES);
+        if self.is_same_file && from < to + blocks && to < from + blocks {
+            return Err(Error::InvalidArgument { what: "the ranges overlap" });
+        }
+        Ok(())
+    }
+
+    fn past_end() -> Error {
+        Error::InvalidArgument { what: "the range ends after the file" }
+    }
+}
+
+/// Two files whose inodes are locked, and whose ranges are to share extents.
+struct Pair<'a> {
+    filesystem: &'a Filesystem,
+    write_state: &'a WriteState,
+    subvolume: &'a WritableSubvolume,
+    source_tree: &'a Tree,
+    source: &'a Arc<InodeEntry>,
+    target: &'a Arc<InodeEntry>,
+}
+
+impl File {
+    /// Makes `bytes` bytes at `to` share the extents of `other` at `from` (a reflink,
+    /// `FICLONERANGE`): no data is copied, and a later write to either file leaves the other as it
+    /// is. 0 bytes stand for everything up to the end of `other`. The files may be in different
+    /// subvolumes. `other` may be this file, and may be in a read-only subvolume.
+    ///
+    /// The offsets are multiples of 4096. So is the length, unless the range ends at the end of
+    /// `other`, and at or after the end of this file. A range of many extents is cloned in several
+    /// transactions, so a crash may leave the beginning of it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for other alignments, for a range that ends after `other`, for
+    /// overlapping ranges of one file, and if only one of the files has checksums;
+    /// [`Error::CrossesFilesystems`]; otherwise as [`File::write_at`]. This file is append-only:
+    /// [`Error::NotPermitted`].
+    pub fn clone_range(&self, to: u64, other: &Self, from: u64, bytes: u64) -> Result<()> {
+        self.clone_range_as(to, other, (from, bytes), Privileges::Keep)
+    }
+
+    /// As [`File::clone_range`], of the `bytes` bytes at `from`, and strips the privileges of this
+    /// file that the caller may not keep.
+    pub fn clone_range_as(
+        &self,
+        to: u64,
+        other: &Self,
+        (from, bytes): (u64, u64),
+        privileges: Privileges,
+    ) -> Result<()> {
+        let _watch = self.watch_panics();
+        let is_same_file = self.id() == other.id();
+        let request = Request { range: CloneRange { from, to, bytes }, is_same_file };
+        self.with_space(|| {
+            self.with_pair(other, |pair, locked| {
+                let inode = pair.filesystem.attributes(pair.target)?;
+                self.may_clone_to(&inode, to)?;
+                let view = pair.source_view(locked)?;
+                let sizes = pair.sizes(&view, locked)?;
+                let Some(range) = request.clone_of(sizes)? else { return Ok(()) };
+                let (filesystem, write_state) = (pair.filesystem, pair.write_state);
+                filesystem.strip_privileges(
+                    write_state,
+                    pair.subvolume,
+                    pair.target,
+                    privileges,
+                    Wait::Block,
+                )?;
+                pair.merge_source(locked)?;
+                let state = locked.of(pair.target);
+                filesystem.alter_file(
+                    write_state,
+                    pair.subvolume,
+                    pair.target,
+                    state,
+                    self.times,
+                    |file, _, stamp| Ok(file.clone_range(&view, range, stamp)?),
+                )
+            })
+        })?;
+        self.sync_if_synchronous()
+    }
+
+    /// Compares `bytes` bytes at `to` with those of `other` at `from`, and if they are equal, makes
+    /// them share the extents of `other` (`FIDEDUPERANGE`). At most 16 MiB are compared; call it
+    /// again for the rest. The times of the file stay.
+    ///
+    /// # Errors
+    /// As [`File::clone_range`]; [`Error::InvalidArgument`] also for a range that ends after this
+    /// file. A length that is not a multiple of 4096 is rounded down, unless both ranges end at the
+    /// ends of their files.
+    pub fn dedupe_range(&self, to: u64, other: &Self, from: u64, bytes: u64) -> Result<Dedupe> {
+        let _watch = self.watch_panics();
+        let is_same_file = self.id() == other.id();
+        let request = Request { range: CloneRange { from, to, bytes }, is_same_file };
+        self.with_space(|| {
+            self.with_pair(other, |pair, locked| {
+                let inode = pair.filesystem.attributes(pair.target)?;
+                self.may_clone_to(&inode, to)?;
+                let view = pair.source_view(locked)?;
+                let sizes = pair.sizes(&view, locked)?;
+                let Some(range) = request.dedupe_of(sizes)? else { return Ok(Dedupe::Shared(0)) };
+                if !self.has_same_bytes(&view, &range)? {
+                    return Ok(Dedupe::Differs);
+                }
+                pair.merge_source(locked)?;
+                let state = locked.of(pair.target);
+                pair.filesystem.alter_file_to(
+                    pair.write_state,
+                    pair.subvolume,
+                    pair.target,
+                    state,
+                    inode,
+                    |file, _, stamp| Ok(file.clone_range(&view, range, stamp)?),
+                )?;
+                Ok(Dedupe::Shared(range.bytes))
+            })
+        })
+    }
+
+    /// Locks this file, the target, and `source`, and calls `run` for them (law 1).
+    fn with_pair<R>(
+        &self,
+        source: &Self,
+        run: impl FnOnce(&Pair<'_>, &mut LockedInodes<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let pin = self.pin()?;
+        let filesystem = pin.filesystem();
+        let source = source.pin.as_deref();
+        let is_here = |other: &Filesystem| Arc::ptr_eq(&other.shared, &filesystem.shared);
+        let source = source.filter(|source| is_here(source.filesystem()));
+        let source = source.ok_or(Error::CrossesFilesystems)?.entry();
+        let target = pin.entry();
+        if filesystem.shared.source.has_flusher() {
+            // Most of the data is written back while other operations may still use the files.
+            filesystem.flush_files(std::slice::from_ref(source), WritebackReason::Sync);
+        }
+        let writing = filesystem.begin()?;
+        let subvolume = filesystem.writable_subvolume(&writing, target.id)?;
+        let source_tree = filesystem.tree_of(source.id)?;
+        let mut locked = LockedInodes::lock(&[source, target]);
+        let pair = Pair {
+            filesystem,
+            write_state: &writing,
+            subvolume: &subvolume,
+            source_tree: &source_tree,
+            source,
+            target,
+        };
+        pair.check_checksums()?;
+        run(&pair, &mut locked)
+    }
+
+    /// Checks that the flags of the target allow a clone.
+    fn may_clone_to(&self, inode: &Inode, to: u64) -> Result<()> {
+        self.may_write(inode)?;
+        Filesystem::may_write(inode)?;
+        if inode.flags.contains(InodeFlags::APPEND) {
+            return Err(Error::NotPermitted { what: "the file is append-only" });
+        }
+        self.may_begin_at(Some(to))
+    }
+
+    /// Returns whether a range of the source and its place in this file hold the same bytes. The
+    /// caller has both inodes locked.
+    fn has_same_bytes(&self, source: &FileView, range: &CloneRange) -> Result<bool> {
+        let step = |done: u64| usize::try_from((range.bytes - done).min(COMPARE_BYTES)).ok();
+        let (mut have, mut want) = (Vec::new(), Vec::new());
+        let mut done = 0;
+        while done < range.bytes {
+            let bytes = step(done).unwrap_or_default();
+            have.resize(bytes, 0);
+            want.resize(bytes, 0);
+            self.read_whole(self.view(), range.to + done, &mut have)?;
+            self.read_whole(source, range.from + done, &mut want)?;
+            if have != want {
+                return Ok(false);
+            }
+            done += length(bytes);
+        }
+        Ok(true)
+    }
+
+    fn read_whole(&self, view: &FileView, from: u64, buf: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.source().read_at(view, from + length(done), &mut buf[done..])? {
+                0 => return Err(Error::EndOfFile),
+                read => done += read,
+            }
+        }
+        Ok(())
+    }
+
+    fn sync_if_synchronous(&self) -> Result<()> {
+        let pin = self.pin()?;
+        let inode = pin.filesystem().attributes(pin.entry())?;
+        if inode.flags.contains(InodeFlags::SYNC) { self.sync_all() } else { Ok(()) }
+    }
+}
+
+impl Pair<'_> {
+    /// Checks that both files have checksums, or neither has.
+    fn check_checksums(&self) -> Result<()> {
+        let is_without = |entry| -> Result<bool> {
+            Ok(self.filesystem.attributes(entry)?.flags.contains(InodeFlags::NODATASUM))
+        };
+        if is_without(self.source)? == is_without(self.target)? {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument { what: "only one of the files has checksums" })
+    }
+
+    /// Returns the view of the source.
+    fn source_view(&self, locked: &mut LockedInodes<'_>) -> Result<FileView> {
+        let (tree, state) = (self.source_tree, locked.of(self.source));
+        let file = self.filesystem.file_state(tree, self.source, state, Wait::Block)?;
+        Ok(file.view().clone())
+    }
+
+    fn sizes(&self, source: &FileView, locked: &mut LockedInodes<'_>) -> Result<Sizes> {
+        let (tree, state) = (&self.subvolume.tree, locked.of(self.target));
+        let target = self.filesystem.file_state(tree, self.target, state, Wait::Block)?.size();
+        Ok(Sizes { source: source.size(), target })
+    }
+
+    /// Writes the source back and merges it (law 2). The target is merged by the clone.
+    fn merge_source(&self, locked: &mut LockedInodes<'_>) -> Result<()> {
+        let state = locked.of(self.source);
+        if state.is_closed || self.source.id == self.target.id {
+            return Ok(());
+        }
+        let source: (&InodeEntry, &mut InodeState) = (self.source, state);
+        self.filesystem.merge_locked(self.write_state, std::iter::once(source), MergeScope::Whole)
+    }
+}

@@ -1,0 +1,142 @@
+//! Copies of a range of one file to another (`copy_file_range`): the whole blocks are shared where
+//! both files allow it, and the rest is read and written.
+//!
+//! ```text
+//! source   |  .--|=====|=====|--. |       .. copied     == shared
+//! target         |--|=====|=====|--|      where the offsets in a block are equal
+//! ```
+//!
+//! Laws:
+//!
+//! 1. The result is that of a copy, whatever was shared.
+//! 2. A copy whose blocks cannot be shared is made by reads and writes: where the offsets differ in
+//!    their blocks, between filesystems, where only one file has checksums, and to an append-only
+//!    file.
+
+use crate::{Error, File, Filesystem, Privileges, Result};
+use butternut_format::units::{SECTOR_BYTES, length};
+use std::ops::Range;
+
+/// Bytes that a copy reads and writes in one step.
+const COPY_BYTES: usize = 1 << 20;
+
+impl File {
+    /// Copies up to `bytes` bytes at `from` of `other`, which may be this file, to `to`, and
+    /// returns the number of bytes copied: fewer if `other` ends earlier. Whole blocks are shared
+    /// as by [`File::clone_range`] where that is possible.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if both ranges are of one file and overlap.
+    pub fn copy_range(&self, to: u64, other: &Self, from: u64, bytes: u64) -> Result<u64> {
+        self.copy_range_as(to, other, from..from.saturating_add(bytes), Privileges::Keep)
+    }
+
+    /// As [`File::copy_range`], and strips the privileges of this file that the caller may not
+    /// keep.
+    pub fn copy_range_as(
+        &self,
+        to: u64,
+        other: &Self,
+        range: Range<u64>,
+        privileges: Privileges,
+    ) -> Result<u64> {
+        let (from, bytes) = (range.start, range.end.saturating_sub(range.start));
+        let too_far = || Error::InvalidArgument { what: "the range has no end" };
+        let pin = self.pin()?;
+        Filesystem::may_write(&pin.filesystem().attributes(pin.entry())?)?;
+        // The size of the other file is read once: it may be this file, which grows.
+        let size = other.len();
+        let bytes = bytes.min(size.saturating_sub(from));
+        let from_end = from.checked_add(bytes).ok_or_else(too_far)?;
+        let to_end = to.checked_add(bytes).ok_or_else(too_far)?;
+        if self.id() == other.id() && from < to_end && to < from_end {
+            return Err(Error::InvalidArgument { what: "the ranges overlap" });
+        }
+        let reaches_end = from_end == size && to_end >= self.len();
+        let (head, shared) = shareable(from, to, bytes, reaches_end);
+        let mut done = self.copy_bytes(to, other, from..from + head, privileges)?;
+        if shared > 0 && done == head {
+            let at = (from + head, shared);
+            match self.clone_range_as(to + head, other, at, privileges) {
+                Ok(()) => done += shared,
+                Err(error) if is_not_shareable(&error) => {}
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => return Ok(done),
+            }
+        }
+        match self.copy_bytes(to + done, other, from + done..from_end, privileges) {
+            Ok(copied) => Ok(done + copied),
+            Err(error) if done == 0 => Err(error),
+            Err(_) => Ok(done),
+        }
+    }
+
+    /// Copies a range by reads and writes. Returns the number of bytes copied.
+    fn copy_bytes(
+        &self,
+        to: u64,
+        other: &Self,
+        range: Range<u64>,
+        privileges: Privileges,
+    ) -> Result<u64> {
+        let (from, bytes) = (range.start, range.end.saturating_sub(range.start));
+        let mut buf = vec![0; COPY_BYTES.min(usize::try_from(bytes).unwrap_or(COPY_BYTES))];
+        let mut done = 0;
+        while done < bytes {
+            let want = buf.len().min(usize::try_from(bytes - done).unwrap_or(buf.len()));
+            let copied = other.read_at(from + done, &mut buf[..want]).and_then(|read| {
+                let written = self.write_as(to + done, &buf[..read], privileges)?;
+                Ok((read, written))
+            });
+            match copied {
+                Ok((read, written)) => {
+                    done += length(written);
+                    if read == 0 || written < read {
+                        break;
+                    }
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Returns how many bytes precede the first block that can be shared, and how many bytes can be
+/// shared: at least one block. A range that reaches the ends of both files may end inside a block.
+fn shareable(from: u64, to: u64, bytes: u64, reaches_end: bool) -> (u64, u64) {
+    let (skip, skip_to) = (from % SECTOR_BYTES, to % SECTOR_BYTES);
+    let head = (SECTOR_BYTES - skip) % SECTOR_BYTES;
+    let rest = bytes.saturating_sub(head);
+    if skip != skip_to || rest < SECTOR_BYTES {
+        return (0, 0);
+    }
+    (head, if reaches_end { rest } else { rest - rest % SECTOR_BYTES })
+}
+
+/// Returns whether a clone was refused where a copy need not be (law 2).
+fn is_not_shareable(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::InvalidArgument { .. } | Error::CrossesFilesystems | Error::NotPermitted { .. }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shareable;
+
+    #[test]
+    fn only_whole_blocks_at_equal_places_are_shared() {
+        assert_eq!(shareable(0, 4096, 8192, false), (0, 8192));
+        assert_eq!(shareable(100, 4196, 12_000, false), (3996, 4096));
+        assert_eq!(shareable(100, 4196, 12_000, true), (3996, 8004));
+        assert_eq!(shareable(0, 4096, 5000, true), (0, 5000));
+        assert_eq!(shareable(0, 1, 8192, true), (0, 0));
+        assert_eq!(shareable(100, 100, 3996, true), (0, 0));
+        assert_eq!(shareable(100, 100, 10, false), (0, 0));
+        assert_eq!(shareable(0, 0, 10, false), (0, 0));
+        assert_eq!(shareable(0, 0, 4095, true), (0, 0), "it may be inline");
+    }
+}
