@@ -495,3 +495,35 @@ fn a_copy_shares_whole_blocks() {
     let fs = volume.reopen(fs);
     assert_reads(&open(&fs, "target"), &want);
 }
+
+#[test]
+fn a_sync_of_a_clone_writes_the_log() {
+    let volume = volume();
+    let fs = volume.open();
+    let (source, target) = (make(&fs, "source", 0), make(&fs, "target", 0));
+    let committed = bytes(1, 20 * BLOCK);
+    put(&source, 0, &committed);
+    fs.sync().unwrap();
+    // Extents of an earlier transaction, and of the running one that no log has yet.
+    let new = bytes(2, 10 * BLOCK);
+    put(&source, 30 * BLOCK, &new);
+    target.clone_range(0, &source, 5 * BLOCK, 35 * BLOCK).unwrap();
+    let (commits, fast) = (fs.stats().commits, fs.sync_counts().fast);
+    target.sync_all().unwrap();
+    assert_eq!((fs.stats().commits, fs.sync_counts().fast), (commits, fast + 1));
+    let mut want = committed[5 * 4096..].to_vec();
+    want.resize(25 * 4096, 0);
+    want.extend_from_slice(&new);
+    // What the log refers to stays in place when nothing else does.
+    source.truncate(0).unwrap();
+    target.truncate(0).unwrap();
+    put(&source, 0, &bytes(3, 60 * BLOCK));
+    source.sync_all().unwrap();
+    let cut = volume.copy();
+    let crashed = cut.open();
+    assert_reads(&open(&crashed, "target"), &want);
+    assert_reads(&open(&crashed, "source"), &bytes(3, 60 * BLOCK));
+    drop((source, target));
+    fs.abandon();
+    cut.reopen(crashed);
+}
