@@ -25,8 +25,8 @@ pub(crate) use inspect::{
 };
 pub(crate) use mkfs::MkfsArgs;
 pub(crate) use modify::{
-    ChmodArgs, ChownArgs, Encoding, GetfattrArgs, LnArgs, MkdirArgs, MvArgs, RmArgs, SetfattrArgs,
-    TouchArgs, TruncateArgs, WriteArgs,
+    ChmodArgs, ChownArgs, CpArgs, Encoding, GetfattrArgs, LnArgs, MkdirArgs, MvArgs, Reflink,
+    RmArgs, SetfattrArgs, TouchArgs, TruncateArgs, WriteArgs,
 };
 pub(crate) use mount::{CtlArgs, MountArgs, StatsArgs, UmountArgs};
 pub(crate) use read::{
@@ -349,6 +349,9 @@ pub(crate) enum Command {
     /// Remove files and directory trees
     #[command(after_help = CHANGE_HELP)]
     Rm(RmArgs),
+    /// Copy files inside a volume; the copies share their data
+    #[command(after_help = CHANGE_HELP)]
+    Cp(CpArgs),
     /// Move and rename files
     #[command(after_help = CHANGE_HELP)]
     Mv(MvArgs),

@@ -6,6 +6,7 @@ mod check;
 mod chmod;
 mod chown;
 mod completions;
+mod cp;
 mod ctl;
 mod export;
 mod filesystem;
@@ -57,6 +58,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Write(args) => write::run(global, args, out),
         Command::Mkdir(args) => mkdir::run(global, args, out),
         Command::Rm(args) => rm::run(global, args, out),
+        Command::Cp(args) => cp::run(global, args, out),
         Command::Mv(args) => mv::run(global, args, out),
         Command::Ln(args) => ln::run(global, args, out),
         Command::Chmod(args) => chmod::run(global, args, out),

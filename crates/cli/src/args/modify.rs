@@ -55,6 +55,41 @@ pub(crate) struct MvArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct CpArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// Files to copy, then the destination: a file name or an existing directory
+    #[arg(required = true, num_args = 2.., value_names = ["PATH", "DEST"])]
+    pub(crate) paths: Vec<OsString>,
+    /// Whether the copy shares the data of the original, and takes no space until one of them
+    /// changes: always (fail where it cannot), auto (copy what cannot be shared) or never
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value = "auto",
+        default_missing_value = "always",
+        num_args = 0..=1,
+        require_equals = true
+    )]
+    pub(crate) reflink: Reflink,
+    /// Fail if the destination exists
+    #[arg(short, long)]
+    pub(crate) no_clobber: bool,
+    /// Keep mode, owner and times
+    #[arg(short, long)]
+    pub(crate) preserve: bool,
+}
+
+/// Whether copies share their data.
+#[derive(Debug, Clone, Copy, clap::ValueEnum, PartialEq, Eq)]
+pub(crate) enum Reflink {
+    Always,
+    Auto,
+    Never,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct LnArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,

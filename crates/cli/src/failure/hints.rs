@@ -32,7 +32,9 @@ pub(super) fn of_library(error: &Error) -> Option<&'static str> {
         Error::Exists => Some("remove it, or choose another name"),
         Error::NotEmpty => Some("`butternut rm -r` removes it and its contents"),
         Error::NoAttribute => Some("`butternut getfattr` shows what there is"),
-        Error::CrossesSubvolumes => Some("copy it with `butternut export` and `butternut import`"),
+        Error::CrossesSubvolumes => {
+            Some("copy a file with `butternut cp`, a directory with `export` and `import`")
+        }
         other if other.errno() == NO_SPACE => {
             Some("remove files, or extend the volume with `butternut filesystem resize`")
         }

@@ -409,3 +409,39 @@ fn a_busy_volume_is_not_changed() {
     assert!(child.wait().unwrap().success());
     assert_eq!(volume.paths(), ["/f"]);
 }
+
+#[test]
+fn cp_shares_the_data_of_files() {
+    let volume = Volume::new();
+    let data: Vec<u8> = (0..100_003_u32).map(|at| (at / 7).to_le_bytes()[0]).collect();
+    volume.write("one", &data);
+    volume.ok("chmod VOL 640 one");
+    volume.ok("cp VOL one two");
+    volume.ok("cp --reflink=always VOL one three");
+    volume.ok("cp --reflink VOL one shared");
+    volume.ok("cp --reflink=never VOL one other");
+    volume.ok("mkdir VOL d");
+    volume.ok("cp -p VOL one two d");
+    for path in ["two", "three", "shared", "other", "d/one", "d/two"] {
+        assert!(volume.cat(path) == data, "{path}");
+    }
+    assert_eq!(volume.stat("d/one")["mode"], "0640");
+    let exclusive = |path: &str| {
+        let line = format!("filesystem du --json VOL {path}");
+        let du: Value = serde_json::from_str(&volume.ok(&line)).unwrap();
+        du[0]["exclusive_bytes"].as_u64().unwrap()
+    };
+    assert_eq!((exclusive("two"), exclusive("other")), (0, 102_400));
+    // A change of the original leaves the copies.
+    volume.feed("write VOL one --offset 5000", b"changed").ok();
+    assert!(volume.cat("two") == data && volume.cat("one") != data);
+    // The destination is replaced, or kept.
+    volume.write("two", b"short");
+    volume.ok("cp VOL two three");
+    assert_eq!(volume.cat("three"), b"short");
+    assert!(volume.failure("cp -n VOL two three").starts_with("three: file exists ("));
+    assert!(volume.failure("cp VOL two two").contains("is the same file"));
+    assert!(volume.failure("cp VOL d e").starts_with("d: is a directory"));
+    assert!(volume.failure("cp VOL one two gone").contains("several files cannot be copied"));
+    assert!(volume.failure("cp VOL gone x").starts_with("gone: no such file or directory ("));
+}
