@@ -236,6 +236,7 @@ impl Generator {
             _ => {
                 let to = if self.random.one_in(3) { file.clone() } else { self.file() };
                 let to_offset = self.offset(size);
+                let (offset, to_offset, bytes) = self.for_copy(size, offset, to_offset, bytes);
                 Operation::Copy { from: file, from_offset: offset, to, to_offset, bytes }
             }
         }

@@ -41,6 +41,24 @@ impl Generator {
         }
     }
 
+    /// Returns the offsets and the length of a copy from a file of `size` bytes: half of the copies
+    /// have whole blocks that can be shared, and some of these end with the file.
+    pub(super) fn for_copy(
+        &mut self,
+        size: u64,
+        from: u64,
+        to: u64,
+        bytes: u64,
+    ) -> (u64, u64, u64) {
+        if self.random.one_in(2) {
+            return (from, to, bytes);
+        }
+        let skip = if self.random.one_in(4) { from % 4096 } else { 0 };
+        let from = from - from % 4096 + skip;
+        let bytes = if self.random.one_in(3) { size.saturating_sub(from) } else { bytes };
+        (from, to - to % 4096 + skip, bytes)
+    }
+
     pub(super) fn new_size(&mut self, size: u64) -> u64 {
         match self.random.below(8) {
             0..=1 => 0,
