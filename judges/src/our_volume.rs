@@ -48,6 +48,11 @@ impl OurVolume {
         options.clone_into(&mut self.options);
     }
 
+    /// Returns the path of the image.
+    pub fn path(&self) -> &Path {
+        &self.image
+    }
+
     /// Opens the image for reading.
     pub fn image(&self) -> Result<std::fs::File> {
         std::fs::File::open(&self.image).with_context(|| self.image.display().to_string())
