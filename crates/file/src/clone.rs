@@ -22,7 +22,10 @@
 //!    new reference, also while a commit applies it.
 //! 4. A hole of the source becomes a hole of the target. A preallocated extent is shared as it is:
 //!    neither file writes in place while it is shared.
-//! 5. An inline item is copied where the target becomes inline as a whole (law 1 of
+//! 5. Each new item keeps the generation of the source's item. An fsync then logs the checksums of
+//!    those extents only that the running transaction has added: the checksum tree of the last
+//!    commit has the others.
+//! 6. An inline item is copied where the target becomes inline as a whole (law 1 of
 //!    [`crate::write::inline`]). Otherwise its bytes are written, and merged before the next step.
 
 use crate::error::FileError;
@@ -40,6 +43,7 @@ use butternut_format::refused::require;
 use butternut_format::units::{Generation, SECTOR_BYTES, length};
 use butternut_sys::wait::Wait;
 use butternut_tree::ReservationLevel;
+use std::cell::Cell;
 use std::iter::once;
 use std::ops::Range;
 
@@ -67,6 +71,11 @@ impl CloneRange {
         self.bytes.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(self.bytes)
     }
 
+    /// Records that the range is cloned up to block border `at`.
+    fn note_done(&self, at: u64, done: &Cell<u64>) {
+        done.set(done.get().max(at.min(self.bytes)));
+    }
+
     /// The blocks of the source from byte `at` of the range on.
     fn source_blocks(&self, at: u64) -> Range<u64> {
         self.from.saturating_add(at)..self.from.saturating_add(self.block_bytes())
@@ -81,7 +90,8 @@ impl CloneRange {
 impl FileState {
     /// Makes a range of this file share the extents of a range of `source`, which may be this file
     /// if the ranges do not overlap. What the file had in the range is dropped; the file grows as
-    /// needed. The caller has merged the source, and holds both inode locks.
+    /// needed. The caller has merged the source, and holds both inode locks. Raises `done` to the
+    /// number of bytes that are cloned, also if the clone fails.
     ///
     /// # Errors
     /// There is not enough space, data cannot be written back, or the trees cannot be changed. The
@@ -91,8 +101,9 @@ impl FileState {
         source: &FileView,
         range: CloneRange,
         update: InodeUpdate<'_>,
+        done: &Cell<u64>,
     ) -> Result<(), FileError> {
-        let cloned = self.clone_parts(source, &range, update);
+        let cloned = self.clone_parts(source, &range, update, done);
         self.end_operation(cloned)
     }
 
@@ -101,6 +112,7 @@ impl FileState {
         source: &FileView,
         range: &CloneRange,
         update: InodeUpdate<'_>,
+        done: &Cell<u64>,
     ) -> Result<(), FileError> {
         self.check_writable()?;
         let end = self.check_end(range.to, range.bytes)?;
@@ -125,10 +137,12 @@ impl FileState {
         if !is_copied {
             self.write_first_block(source, range, &mut *update)?;
             at = SECTOR_BYTES;
+            range.note_done(at, done);
         }
         while at < range.block_bytes() {
             let inline = inline.as_ref().filter(|_| at == 0);
             at = self.share_part(source, range, (at, inline), &mut *update)?;
+            range.note_done(at, done);
         }
         Ok(())
     }
@@ -162,7 +176,8 @@ impl FileState {
                 ExtentBody::Preallocated { .. } => draft.flags = InodeFlags::PREALLOC,
             }
             let cut = item.part(part.start, part.end);
-            draft.inserted.push(ExtentItem::new(part.start - range.from + range.to, cut.extent));
+            let start = part.start - range.from + range.to;
+            draft.inserted.push(ExtentItem { start, extent: cut.extent, is_new: false });
         }
         if let Some(inline) = inline {
             draft.inserted.insert(0, ExtentItem::new(0, inline.extent()));
@@ -187,7 +202,7 @@ impl FileState {
         Ok(stop)
     }
 
-    /// Returns whether the target can have the inline item of the source (law 5).
+    /// Returns whether the target can have the inline item of the source (law 6).
     fn may_copy_inline(
         &mut self,
         inline: &InlineItem,
@@ -199,7 +214,7 @@ impl FileState {
             && !self.shape(Wait::Block)?.has_later_extents)
     }
 
-    /// Writes the first block of the range, and merges it (law 5).
+    /// Writes the first block of the range, and merges it (law 6).
     fn write_first_block(
         &mut self,
         source: &FileView,

@@ -57,7 +57,7 @@ use crate::transaction::running::Running;
 use crate::tree::Tree;
 pub(crate) use batch::Log;
 use butternut_format::key::Key;
-use butternut_format::units::{Generation, TreeId};
+use butternut_format::units::{Generation, SECTOR_BYTES, TreeId, length};
 use butternut_sys::lock::{Mark, rank};
 use group_commit::LogNumber;
 use std::ops::{Range, RangeInclusive};
@@ -65,6 +65,10 @@ use std::sync::Arc;
 
 /// The most items of one append.
 const ITEMS_MAX: usize = 1 << 14;
+
+/// The most bytes of checksums that one append reads from the checksum tree. With more, a commit is
+/// cheaper.
+const COMMITTED_CHECKSUM_BYTES_MAX: u64 = 4 << 20;
 
 /// A place in the log of a transaction: what was appended before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,8 +262,10 @@ impl InodeLog {
         }
         let found = running.tree(tree)?.ok_or(TreeError::NoTree { tree })?;
         let mut entry = entry;
-        let mut checksums = self.committed_checksums(tree, &entry.data)?;
-        entry.items.append(&mut checksums);
+        match self.committed_checksums(tree, &entry.data)? {
+            Ok(mut checksums) => entry.items.append(&mut checksums),
+            Err(reason) => return Ok(Err(reason)),
+        }
         let named: Vec<u64> = entry.names.iter().map(|(named, _)| *named).collect();
         let appended = self.log().append(running, tree, entry);
         Ok(appended.map(|number| {
@@ -272,12 +278,13 @@ impl InodeLog {
         }))
     }
 
-    /// Returns the checksums of data that are neither pending nor logged yet.
+    /// Returns the checksums of data that are neither pending nor logged yet; a [`CommitReason`] if
+    /// there are too many.
     fn committed_checksums(
         &self,
         tree: TreeId,
         data: &[Range<u64>],
-    ) -> Result<Vec<(Key, Vec<u8>)>, TreeError> {
+    ) -> Result<Result<Vec<(Key, Vec<u8>)>, CommitReason>, TreeError> {
         let running = self.running();
         let checksum_bytes = running.params.csum.bytes().max(1);
         let new = data.iter().flat_map(|range| self.log().unlogged(tree, range));
@@ -286,12 +293,18 @@ impl InodeLog {
             .collect();
         let mut items = Vec::new();
         if gaps.is_empty() {
-            return Ok(items);
+            return Ok(Ok(items));
         }
-        let Some(checksum_tree) = self.forest.tree(TreeId::CHECKSUM)? else { return Ok(items) };
+        let sectors = gaps.iter().fold(0, |sum: u64, gap| {
+            sum.saturating_add(gap.end.saturating_sub(gap.start) / SECTOR_BYTES)
+        });
+        if sectors.saturating_mul(length(checksum_bytes)) > COMMITTED_CHECKSUM_BYTES_MAX {
+            return Ok(Err(CommitReason::TooMuch));
+        }
+        let Some(checksum_tree) = self.forest.tree(TreeId::CHECKSUM)? else { return Ok(Ok(items)) };
         for gap in gaps {
             items.append(&mut checksums::committed_items(&checksum_tree, &gap, checksum_bytes)?);
         }
-        Ok(items)
+        Ok(Ok(items))
     }
 }

@@ -88,6 +88,18 @@ fn no_commit_for_space_precedes_the_replay() {
     assert!(forest.commits_for_space(), "after the replay");
 }
 
+/// Reading as many checksums as a large clone may need takes longer than a commit.
+#[test]
+fn a_log_with_very_many_committed_checksums_is_refused() {
+    let forest = open(&fresh(), false);
+    let append = |bytes: u64| {
+        let entry = LogEntry { data: vec![0..bytes], ..LogEntry::default() };
+        forest.begin_log().unwrap().unwrap().append(TreeId::FS, INO, entry).unwrap()
+    };
+    assert_eq!(append(8 << 30), Err(CommitReason::TooMuch));
+    assert!(append(1 << 30).is_ok());
+}
+
 #[test]
 fn a_name_or_an_index_is_logged_for_one_inode() {
     let forest = open(&fresh(), false);

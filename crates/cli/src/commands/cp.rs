@@ -59,10 +59,7 @@ fn copy(
     }
     let copied = match args.reflink {
         Reflink::Always => target.clone_range_as(0, &from, (0, 0), Privileges::Strip),
-        Reflink::Auto => {
-            let copied = target.copy_range_as(0, &from, 0..from.len(), Privileges::Strip);
-            copied.and_then(|copied| if copied < from.len() { Err(short()) } else { Ok(()) })
-        }
+        Reflink::Auto => share_or_copy(&target, &from),
         Reflink::Never => copy_bytes(&target, &from),
     };
     copied.map_err(|error| failed(&to.path, &error))?;
@@ -107,6 +104,19 @@ fn open_target(
         file.truncate(0).map_err(|error| failed(&to.path, &error))?;
     }
     Ok(file)
+}
+
+/// Copies a file, and shares what can be shared.
+fn share_or_copy(to: &File, from: &File) -> butternut::Result<()> {
+    let (mut at, end) = (0, from.len());
+    while at < end {
+        // A copy that is cut short has an error, which the next one returns.
+        match to.copy_range_as(at, from, at..end, Privileges::Strip)? {
+            0 => return Err(short()),
+            copied => at += copied,
+        }
+    }
+    Ok(())
 }
 
 /// Copies all bytes of a file without sharing any, and leaves its holes out.

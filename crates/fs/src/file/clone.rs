@@ -9,7 +9,9 @@
 //! 2. Before the extents are shared, the source is written back and merged: its tree then has
 //!    every byte, with its checksum.
 //! 3. A request that is refused has changed nothing. One that fails midway has cloned the range up
-//!    to some block (law 2 of `butternut_file`'s `clone`).
+//!    to some block (law 2 of `butternut_file`'s `clone`), and has set the times of the target. One
+//!    that found no space is made once more from its beginning, for the same range: a file that is
+//!    cloned to its own end may have grown meanwhile.
 //! 4. The target changes as by a write: its times are set, and its privileges stripped. A
 //!    deduplication changes no byte, so it changes neither.
 
@@ -17,12 +19,13 @@ use crate::background::merger::MergeScope;
 use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Error, File, Filesystem, Privileges, Result};
-use butternut_file::{CloneRange, FileView};
+use butternut_file::{CloneRange, FileState, FileView};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::{SECTOR_BYTES, length};
 use butternut_pages::WritebackReason;
 use butternut_sys::wait::Wait;
-use butternut_tree::Tree;
+use butternut_tree::{Tree, TreeError};
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// The most bytes that one deduplication compares and shares.
@@ -77,6 +80,13 @@ impl Request {
         }
         self.check_apart(bytes)?;
         Ok(Some(CloneRange { from, to, bytes }))
+    }
+
+    /// As [`Self::clone_of`], for a second attempt to clone `first`, after the first one found no
+    /// space. What has changed meanwhile may forbid it: then there was no space.
+    fn clone_again(self, first: CloneRange, sizes: Sizes) -> Result<Option<CloneRange>> {
+        let again = Self { range: first, ..self };
+        again.clone_of(sizes).map_err(|_| Error::Tree(TreeError::NoSpace { bytes: first.bytes }))
     }
 
     /// Returns what is to be compared and shared; `None` if nothing is.
@@ -167,37 +177,52 @@ impl File {
         (from, bytes): (u64, u64),
         privileges: Privileges,
     ) -> Result<()> {
+        let range = CloneRange { from, to, bytes };
+        self.clone_counted(range, other, privileges, &Cell::new(0))?;
+        self.sync_if_synchronous()
+    }
+
+    /// As [`File::clone_range_as`], and returns before the clone is durable. Raises `done` to the
+    /// number of bytes that are cloned, also if the clone fails.
+    pub(super) fn clone_counted(
+        &self,
+        range: CloneRange,
+        other: &Self,
+        privileges: Privileges,
+        done: &Cell<u64>,
+    ) -> Result<()> {
         let _watch = self.watch_panics();
-        let is_same_file = self.id() == other.id();
-        let request = Request { range: CloneRange { from, to, bytes }, is_same_file };
+        let request = Request { range, is_same_file: self.id() == other.id() };
+        let first: Cell<Option<CloneRange>> = Cell::new(None);
         self.with_space(|| {
             self.with_pair(other, |pair, locked| {
                 let inode = pair.filesystem.attributes(pair.target)?;
-                self.may_clone_to(&inode, to)?;
+                self.may_clone_to(&inode, range.to)?;
                 let view = pair.source_view(locked)?;
                 let sizes = pair.sizes(&view, locked)?;
-                let Some(range) = request.clone_of(sizes)? else { return Ok(()) };
-                let (filesystem, write_state) = (pair.filesystem, pair.write_state);
-                filesystem.strip_privileges(
-                    write_state,
-                    pair.subvolume,
-                    pair.target,
-                    privileges,
-                    Wait::Block,
-                )?;
+                let resolved = match first.get() {
+                    None => request.clone_of(sizes)?,
+                    Some(first) => request.clone_again(first, sizes)?,
+                };
+                let Some(range) = resolved else { return Ok(()) };
+                first.set(Some(range));
+                pair.strip_privileges(privileges)?;
                 pair.merge_source(locked)?;
                 let state = locked.of(pair.target);
-                filesystem.alter_file(
-                    write_state,
+                // An error after a part is shared is returned when the times of the file are set.
+                pair.filesystem.alter_file(
+                    pair.write_state,
                     pair.subvolume,
                     pair.target,
                     state,
                     self.times,
-                    |file, _, stamp| Ok(file.clone_range(&view, range, stamp)?),
-                )
+                    |file, _, stamp| match file.clone_range(&view, range, stamp, done) {
+                        Err(error) if done.get() > 0 => Ok(Err(Error::from(error))),
+                        cloned => Ok(Ok(cloned?)),
+                    },
+                )?
             })
-        })?;
-        self.sync_if_synchronous()
+        })
     }
 
     /// Compares `bytes` bytes at `to` with those of `other` at `from`, and if they are equal, makes
@@ -230,7 +255,7 @@ impl File {
                     pair.target,
                     state,
                     inode,
-                    |file, _, stamp| Ok(file.clone_range(&view, range, stamp)?),
+                    |file, _, stamp| Ok(file.clone_range(&view, range, stamp, &Cell::new(0))?),
                 )?;
                 Ok(Dedupe::Shared(range.bytes))
             })
@@ -250,13 +275,16 @@ impl File {
         let source = source.filter(|source| is_here(source.filesystem()));
         let source = source.ok_or(Error::CrossesFilesystems)?.entry();
         let target = pin.entry();
+        let mut flushed = Ok(());
         if filesystem.shared.source.has_flusher() {
             // Most of the data is written back while other operations may still use the files.
-            filesystem.flush_files(std::slice::from_ref(source), WritebackReason::Sync);
+            let reason = WritebackReason::Sync;
+            flushed = filesystem.flush_files(std::slice::from_ref(source), reason);
         }
         let writing = filesystem.begin()?;
         let subvolume = filesystem.writable_subvolume(&writing, target.id)?;
         let source_tree = filesystem.tree_of(source.id)?;
+        flushed?;
         let mut locked = LockedInodes::lock(&[source, target]);
         let pair = Pair {
             filesystem,
@@ -311,7 +339,8 @@ impl File {
         Ok(())
     }
 
-    fn sync_if_synchronous(&self) -> Result<()> {
+    /// Makes the file durable if it has the flag for synchronous writes.
+    pub(super) fn sync_if_synchronous(&self) -> Result<()> {
         let pin = self.pin()?;
         let inode = pin.filesystem().attributes(pin.entry())?;
         if inode.flags.contains(InodeFlags::SYNC) { self.sync_all() } else { Ok(()) }
@@ -330,6 +359,12 @@ impl Pair<'_> {
         Err(Error::InvalidArgument { what: "only one of the files has checksums" })
     }
 
+    fn strip_privileges(&self, privileges: Privileges) -> Result<()> {
+        let (write_state, subvolume, target) = (self.write_state, self.subvolume, self.target);
+        let wait = Wait::Block;
+        self.filesystem.strip_privileges(write_state, subvolume, target, privileges, wait)
+    }
+
     /// Returns the view of the source.
     fn source_view(&self, locked: &mut LockedInodes<'_>) -> Result<FileView> {
         let (tree, state) = (self.source_tree, locked.of(self.source));
@@ -346,7 +381,9 @@ impl Pair<'_> {
     /// Writes the source back and merges it (law 2). The target is merged by the clone.
     fn merge_source(&self, locked: &mut LockedInodes<'_>) -> Result<()> {
         let state = locked.of(self.source);
-        if state.is_closed || self.source.id == self.target.id {
+        // Nothing is written to a read-only subvolume: the trees have everything of its files.
+        let is_clean = |file: &FileState| file.is_clean() && file.dirty_bytes() == 0;
+        if state.file.as_deref().is_none_or(is_clean) || self.source.id == self.target.id {
             return Ok(());
         }
         let source: (&InodeEntry, &mut InodeState) = (self.source, state);

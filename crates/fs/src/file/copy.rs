@@ -12,9 +12,13 @@
 //! 2. A copy whose blocks cannot be shared is made by reads and writes: where the offsets differ in
 //!    their blocks, between filesystems, where only one file has checksums, and to an append-only
 //!    file.
+//! 3. A copy that fails after a part of it was shared or copied returns the length of that part,
+//!    like a short write. An error of a synchronous file's sync is returned in any case.
 
 use crate::{Error, File, Filesystem, Privileges, Result};
+use butternut_file::CloneRange;
 use butternut_format::units::{SECTOR_BYTES, length};
+use std::cell::Cell;
 use std::ops::Range;
 
 /// Bytes that a copy reads and writes in one step.
@@ -56,10 +60,16 @@ impl File {
         let (head, shared) = shareable(from, to, bytes, reaches_end);
         let mut done = self.copy_bytes(to, other, from..from + head, privileges)?;
         if shared > 0 && done == head {
-            let at = (from + head, shared);
-            match self.clone_range_as(to + head, other, at, privileges) {
-                Ok(()) => done += shared,
-                Err(error) if is_not_shareable(&error) => {}
+            let range = CloneRange { from: from + head, to: to + head, bytes: shared };
+            let cloned_bytes = Cell::new(0);
+            let cloned = self.clone_counted(range, other, privileges, &cloned_bytes);
+            done += cloned_bytes.get();
+            if cloned_bytes.get() > 0 {
+                self.sync_if_synchronous()?;
+            }
+            match cloned {
+                Ok(()) => {}
+                Err(error) if cloned_bytes.get() == 0 && is_not_shareable(&error) => {}
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => return Ok(done),
             }
