@@ -9,7 +9,7 @@ use butternut::format::inode::{DeviceNumber, Time};
 use butternut::format::stream::{Command, StreamCompression, StreamVersion};
 use butternut::format::uuid::Uuid;
 use butternut::receive::{ReceivedSubvolume, StreamEnd, StreamReader};
-use butternut::{Error, FileId, FileKind, Filesystem, Follow, Result, SetXattr};
+use butternut::{Error, ExtentKind, FileId, FileKind, Filesystem, Follow, Result, SetXattr};
 use volume::{TestVolume, names, new};
 
 const SOURCE: Uuid = Uuid([1; 16]);
@@ -104,6 +104,65 @@ fn full() -> Vec<Command<'static>> {
         },
         Command::End,
     ]
+}
+
+/// The addresses of the first `count` blocks of a file.
+fn places(filesystem: &Filesystem, path: &str, count: u64) -> Vec<u64> {
+    let file = filesystem.open_path(path.as_bytes()).unwrap();
+    let place = |at: u64| {
+        let extent = file.extents(at..at + 4096).next().unwrap().unwrap();
+        let ExtentKind::Regular { logical, extent_offset, .. } = extent.kind else {
+            panic!("{path}: {:?}", extent.kind);
+        };
+        logical + extent_offset + at - extent.offset
+    };
+    (0..count).map(|block| place(4096 * block)).collect()
+}
+
+/// Clones from another subvolume and from the received one, with whole blocks and without.
+#[test]
+fn clones_of_whole_blocks_are_shared() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let byte = |at: u32| u8::try_from(at / 7 % 251).unwrap();
+    let data: Vec<u8> = (0..5 * 4096 + 100).map(byte).collect();
+    let source = [
+        Command::Subvol { path: b"one", uuid: SOURCE, ctransid: 7 },
+        Command::Mkfile { path: b"file", ino: 257 },
+        Command::Write { path: b"file", offset: 0, data: &data },
+        Command::End,
+    ];
+    receive(&filesystem, &stream(StreamVersion::One, &source)).unwrap();
+    let clone = |path, uuid, from: &'static [u8], from_offset, len| Command::Clone {
+        path,
+        offset: 0,
+        len,
+        clone_uuid: uuid,
+        clone_ctransid: if uuid == SOURCE { 7 } else { 9 },
+        clone_path: from,
+        clone_offset: from_offset,
+    };
+    let bytes = u64::try_from(data.len()).unwrap();
+    let clones = [
+        Command::Subvol { path: b"two", uuid: SECOND, ctransid: 9 },
+        Command::Mkfile { path: b"all", ino: 257 },
+        clone(b"all", SOURCE, b"file", 0, bytes),
+        Command::Mkfile { path: b"own", ino: 258 },
+        clone(b"own", SECOND, b"all", 4096, 8192),
+        Command::Mkfile { path: b"part", ino: 259 },
+        clone(b"part", SOURCE, b"file", 100, 8192),
+        Command::Chmod { path: b"all", mode: 0o4755 },
+        Command::End,
+    ];
+    receive(&filesystem, &stream(StreamVersion::One, &clones)).unwrap();
+    let filesystem = volume.reopen(filesystem);
+    let file = places(&filesystem, "one/file", 6);
+    assert_eq!(places(&filesystem, "two/all", 6), file);
+    assert_eq!(places(&filesystem, "two/own", 2), file[1..3]);
+    assert!(places(&filesystem, "two/part", 2).iter().all(|place| !file.contains(place)));
+    assert_eq!(read(&filesystem, "two/all"), data);
+    assert_eq!(read(&filesystem, "two/own"), data[4096..3 * 4096]);
+    assert_eq!(read(&filesystem, "two/part"), data[100..100 + 8192]);
 }
 
 #[test]

@@ -13,9 +13,9 @@ subvolume that is not complete is deleted, and those before it stay.
 Streams of `btrfs send` of versions 1 and 2 are accepted, also with --compressed-data; compressed
 data is decompressed, and needs that much space. For an incremental stream (btrfs send -p), the
 volume must have the parent: a read-only subvolume that was received from the parent of the stream,
-or is that parent itself. The sources of clones (btrfs send -c) are found in the same way; their
-data is copied, not shared. Streams of btrfs send --no-data are refused. File flags (chattr) are not
-set.
+or is that parent itself. The sources of clones (btrfs send -c) are found in the same way; whole
+blocks share their data with them, and the rest is copied. Streams of btrfs send --no-data are
+refused. File flags (chattr) are not set.
 
 With --to-directory, the stream is applied to a plain directory of any filesystem: DIR gets a new
 directory for each subvolume, which stays as it is if the stream fails. Only root can set owners,

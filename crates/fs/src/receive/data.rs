@@ -77,10 +77,8 @@ impl<'a> Encoded<'a> {
     }
 }
 
-/// Makes a range of `file` equal to the range `from` of `source`, at `to`.
-///
-/// The bytes are copied: nothing is shared. This is the one place that would change if ranges of
-/// files could be shared.
+/// Makes a range of `file` equal to the range `from` of `source`, at `to`. Whole blocks are shared
+/// where both files allow it, and the rest is copied.
 pub(super) fn clone_range(file: &File, to: u64, source: &File, from: Range<u64>) -> Result<()> {
     let bytes = from.end.saturating_sub(from.start);
     let mut done = 0;
