@@ -1,10 +1,9 @@
 //! Clones that fail midway, and crashes around references that clones added: what is reported, and
 //! what every file reads.
 
-use crate::volume::{TestVolume, new};
+use crate::volume::{TestVolume, new, place};
 use butternut::{
-    AttributeFlags, EnospcInjector, ExtentKind, File, Filesystem, MountOptions, Privileges,
-    SnapshotAccess,
+    AttributeFlags, EnospcInjector, File, Filesystem, MountOptions, Privileges, SnapshotAccess,
 };
 use butternut_mkfs::MkfsOptions;
 
@@ -38,15 +37,6 @@ fn read(file: &File) -> Vec<u8> {
     let mut all = vec![0xee; usize::try_from(file.len()).unwrap()];
     file.read_exact_at(0, &mut all).unwrap();
     all
-}
-
-/// The address of a block on disk.
-fn place(file: &File, at: u64) -> u64 {
-    let extent = file.extents(at..at + BLOCK).next().unwrap().unwrap();
-    let ExtentKind::Regular { logical, extent_offset, .. } = extent.kind else {
-        panic!("{:?}", extent.kind);
-    };
-    logical + extent_offset + at - extent.offset
 }
 
 /// Writes a file of [`EXTENTS`] extents with holes between them, which ends inside a block.

@@ -6,8 +6,9 @@
 //! out.
 
 use crate::kernel_image::{KernelImage, kernel_is_here};
+use crate::volume::place;
 use butternut::device::{Counters, Device, DeviceError, FileDevice, OpenDevice, RecordingDevice};
-use butternut::{Allocate, Error, ExtentKind, File, Filesystem, MountOptions, Privileges};
+use butternut::{Allocate, Error, File, Filesystem, MountOptions, Privileges};
 use std::sync::{Arc, Mutex};
 
 const BLOCK: usize = 4096;
@@ -165,15 +166,6 @@ fn shared(way: Way) -> KernelImage {
     assert_eq!(copied.unwrap(), bytes);
     drop((writing, dropping, mounted));
     image
-}
-
-/// The address of a block on disk.
-fn place(file: &File, at: u64) -> u64 {
-    let extent = file.extents(at..at + 4096).next().unwrap().unwrap();
-    let ExtentKind::Regular { logical, extent_offset, .. } = extent.kind else {
-        panic!("{:?}", extent.kind);
-    };
-    logical + extent_offset + at - extent.offset
 }
 
 fn read(file: &File, from: u64) -> Vec<u8> {

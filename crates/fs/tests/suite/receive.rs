@@ -1,15 +1,13 @@
 //! Receiving send streams that the tests make: complete ones, damaged ones, and ones that want
 //! what no stream may have. The volume is in memory, and checked when it is closed.
 
-use crate::volume::{TestVolume, failing_data, names, new};
+use crate::volume::{TestVolume, failing_data, names, new, place};
 use butternut::device::{Fault, FaultyDevice, Rule};
 use butternut::format::inode::{DeviceNumber, Time};
 use butternut::format::stream::{Command, StreamCompression, StreamVersion};
 use butternut::format::uuid::Uuid;
 use butternut::receive::{ReceiveReport, ReceivedSubvolume, StreamEnd, StreamReader};
-use butternut::{
-    Error, ExtentKind, FileId, FileKind, Filesystem, Follow, MountOptions, Result, SetXattr,
-};
+use butternut::{Error, FileId, FileKind, Filesystem, Follow, MountOptions, Result, SetXattr};
 
 const SOURCE: Uuid = Uuid([1; 16]);
 const SECOND: Uuid = Uuid([2; 16]);
@@ -108,14 +106,7 @@ fn full() -> Vec<Command<'static>> {
 /// The addresses of the first `count` blocks of a file.
 fn places(filesystem: &Filesystem, path: &str, count: u64) -> Vec<u64> {
     let file = filesystem.open_path(path.as_bytes()).unwrap();
-    let place = |at: u64| {
-        let extent = file.extents(at..at + 4096).next().unwrap().unwrap();
-        let ExtentKind::Regular { logical, extent_offset, .. } = extent.kind else {
-            panic!("{path}: {:?}", extent.kind);
-        };
-        logical + extent_offset + at - extent.offset
-    };
-    (0..count).map(|block| place(4096 * block)).collect()
+    (0..count).map(|block| place(&file, 4096 * block)).collect()
 }
 
 /// Clones from another subvolume and from the received one, with whole blocks and without.

@@ -5,7 +5,7 @@ use butternut::device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
 use butternut::format::checksum::ChecksumKind;
 use butternut::format::chunk::BlockGroupFlags;
 use butternut::format::inode::Time;
-use butternut::{Clock, FileId, Filesystem, MountOptions, NewInode};
+use butternut::{Clock, ExtentKind, File, FileId, Filesystem, MountOptions, NewInode};
 use butternut_check::{CheckOptions, Kind};
 use butternut_mkfs::MkfsOptions;
 use std::sync::Arc;
@@ -133,4 +133,13 @@ pub(crate) fn names(filesystem: &Filesystem, dir: FileId) -> Vec<String> {
     let mut names: Vec<String> = entries.map(name).collect();
     names.sort();
     names
+}
+
+/// Returns the address of a block of a file on disk.
+pub(crate) fn place(file: &File, at: u64) -> u64 {
+    let extent = file.extents(at..at + 4096).next().unwrap().unwrap();
+    let ExtentKind::Regular { logical, extent_offset, .. } = extent.kind else {
+        panic!("{:?}", extent.kind);
+    };
+    logical + extent_offset + at - extent.offset
 }
