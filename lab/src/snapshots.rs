@@ -205,21 +205,8 @@ impl Bench {
             Ok(filesystem.sync()?)
         })?;
         drop(file);
-        self.remove_by_library(filesystem, root, &names)?;
+        remove_by_library(filesystem, root, &names)?;
         Ok(f64::from(self.size.overwrites) / took)
-    }
-
-    fn remove_by_library(
-        &self,
-        filesystem: Filesystem,
-        root: FileId,
-        names: &[String],
-    ) -> Result<()> {
-        for name in names {
-            filesystem.delete_subvolume(root, name.as_bytes())?;
-        }
-        filesystem.clean_subvolumes()?;
-        Ok(filesystem.close()?)
     }
 
     fn overwrite_by_kernel(&self, snapshots: u32) -> Result<f64> {
@@ -310,6 +297,14 @@ impl Bench {
             sync(mount.root())
         })
     }
+}
+
+fn remove_by_library(filesystem: Filesystem, root: FileId, names: &[String]) -> Result<()> {
+    for name in names {
+        filesystem.delete_subvolume(root, name.as_bytes())?;
+    }
+    filesystem.clean_subvolumes()?;
+    Ok(filesystem.close()?)
 }
 
 fn btrfs(args: &[&str]) -> Result<()> {

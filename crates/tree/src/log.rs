@@ -63,6 +63,9 @@ use group_commit::LogNumber;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
+/// Items with their keys.
+type Items = Vec<(Key, Vec<u8>)>;
+
 /// The most items of one append.
 const ITEMS_MAX: usize = 1 << 14;
 
@@ -84,7 +87,7 @@ pub struct LogEntry {
     /// Ranges of keys that earlier entries may have logged, and that are out of date.
     pub stale: Vec<RangeInclusive<Key>>,
     /// Items as they are in the tree of the subvolume.
-    pub items: Vec<(Key, Vec<u8>)>,
+    pub items: Items,
     /// Logical ranges of data with checksums that extents of the running transaction refer to: the
     /// checksums are logged, too.
     pub data: Vec<Range<u64>>,
@@ -284,7 +287,7 @@ impl InodeLog {
         &self,
         tree: TreeId,
         data: &[Range<u64>],
-    ) -> Result<Result<Vec<(Key, Vec<u8>)>, CommitReason>, TreeError> {
+    ) -> Result<Result<Items, CommitReason>, TreeError> {
         let running = self.running();
         let checksum_bytes = running.params.csum.bytes().max(1);
         let new = data.iter().flat_map(|range| self.log().unlogged(tree, range));

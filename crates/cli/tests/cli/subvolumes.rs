@@ -62,7 +62,7 @@ fn a_subvolume_is_moved_alone() {
     let list = butternut(&["subvolume", "list", &image]).ok();
     assert!(list.contains("path b/renamed"), "{list}");
     butternut(&["mkdir", &image, "/dir"]).ok();
-    let refused = butternut(&["mv", &image, "/dir", "/b/renamed", "/"]).failure();
+    let refused = butternut(&["mv", &image, "/b/renamed", "/dir", "/"]).failure();
     assert!(refused.contains("move it alone"), "{refused}");
     let refused = butternut(&["mv", &image, "/b", "/b/renamed"]).failure();
     assert!(refused.contains("below itself"), "{refused}");

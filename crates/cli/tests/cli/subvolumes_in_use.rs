@@ -97,7 +97,7 @@ fn a_program_reads_what_it_wrote_beside_snapshots() {
                 scope.spawn(move || {
                     let mut have = vec![0; BYTES];
                     for count in 1_u64.. {
-                        let want = count.to_ne_bytes().repeat(BYTES / 8);
+                        let want = count.to_le_bytes().repeat(BYTES / 8);
                         written.write_all_at(&want, 0).unwrap();
                         written.read_exact_at(&mut have, 0).unwrap();
                         let differs = have.iter().zip(&want).position(|(have, want)| have != want);
@@ -246,7 +246,7 @@ fn no_write_is_lost_while_a_subvolume_becomes_read_only() {
                     // Some exist, and some do not.
                     match volume.open(&format!("sub/{}", count / 2)) {
                         Ok(file) => {
-                            file.write_all_at(&count.to_ne_bytes(), 0).unwrap();
+                            file.write_all_at(&count.to_le_bytes(), 0).unwrap();
                             file.sync_all().unwrap();
                         }
                         Err(error) => assert_eq!(error.raw_os_error(), Some(EROFS), "{error}"),

@@ -321,11 +321,13 @@ impl<'a> Command<'a> {
     /// Returns the other path of the command: the new one of a rename, the existing one of a link,
     /// the source of a clone.
     pub fn other_path(&self) -> Option<&'a [u8]> {
-        match *self {
-            Self::Rename { to: path, .. }
-            | Self::Link { existing: path, .. }
-            | Self::Clone { clone_path: path, .. } => Some(path),
-            _ => None,
+        if let Self::Rename { to: path, .. }
+        | Self::Link { existing: path, .. }
+        | Self::Clone { clone_path: path, .. } = *self
+        {
+            Some(path)
+        } else {
+            None
         }
     }
 

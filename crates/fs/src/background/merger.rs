@@ -290,9 +290,9 @@ mod tests {
                     fs.set_subvolume_read_only(sub, true)
                 }
             };
-            file.write_at(0, &[1; 100_000]).unwrap();
+            file.write_at(0, &vec![1; 100_000]).unwrap();
             fs.sync().unwrap();
-            file.write_at(0, &[2; 100_000]).unwrap();
+            file.write_at(0, &vec![2; 100_000]).unwrap();
 
             let chunks = fs.inspect().chunks();
             let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);

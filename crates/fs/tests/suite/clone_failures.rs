@@ -246,7 +246,7 @@ fn clones_in_opposite_directions_do_not_deadlock() {
     let fs = volume.open();
     let files = [make(&fs, "a", 0), make(&fs, "b", 0), make(&fs, "c", 0)];
     for (file, byte) in files.iter().zip(1..) {
-        put(file, 0, &[byte; 8 * 4096]);
+        put(file, 0, &vec![byte; 8 * 4096]);
     }
     std::thread::scope(|scope| {
         for thread in 0..4 {

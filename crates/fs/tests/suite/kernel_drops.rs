@@ -110,7 +110,7 @@ impl Way {
                 assert_eq!(file().write_at(MIDDLE, &[7; BLOCK]).unwrap(), BLOCK);
             }
             Self::OverwriteAll => {
-                assert_eq!(file().write_at(0, &[9; BLOCKS * BLOCK]).unwrap(), BLOCKS * BLOCK);
+                assert_eq!(file().write_at(0, &vec![9; BLOCKS * BLOCK]).unwrap(), BLOCKS * BLOCK);
             }
             Self::Punch => file().allocate(middle, Allocate::PunchHole).unwrap(),
             Self::TruncateHalf => file().truncate(MIDDLE).unwrap(),

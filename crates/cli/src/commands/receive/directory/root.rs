@@ -73,14 +73,18 @@ impl Root {
             return false;
         }
         let list = |name: &[u8]| ACLS.into_iter().find(|list| *list == name);
-        let deferred = match *command {
-            Command::Chown { uid, gid, .. } if is_root => Some(Deferred::Owner { uid, gid }),
-            Command::Chmod { .. } => Some(Deferred::Mode(mode)),
-            Command::SetXattr { name, value, .. } => {
-                list(name).map(|name| Deferred::Acl(name, Some(value.to_vec())))
-            }
-            Command::RemoveXattr { name, .. } => list(name).map(|name| Deferred::Acl(name, None)),
-            _ => None,
+        let deferred = if let Command::Chown { uid, gid, .. } = *command
+            && is_root
+        {
+            Some(Deferred::Owner { uid, gid })
+        } else if let Command::Chmod { .. } = command {
+            Some(Deferred::Mode(mode))
+        } else if let Command::SetXattr { name, value, .. } = *command {
+            list(name).map(|name| Deferred::Acl(name, Some(value.to_vec())))
+        } else if let Command::RemoveXattr { name, .. } = *command {
+            list(name).map(|name| Deferred::Acl(name, None))
+        } else {
+            None
         };
         let Some(deferred) = deferred else { return false };
         self.deferred.retain(|other| !deferred.replaces(other));
