@@ -3,12 +3,11 @@
 
 mod directory;
 mod dump;
+mod input;
 
-use std::fs::File;
-use std::io::{BufReader, Read, stdin};
-
-use butternut::receive::{ReceiveReport, ReceivedSubvolume, StreamEnd, StreamReader};
+use butternut::receive::{ReceiveReport, ReceivedSubvolume};
 use butternut::{FileKind, Follow};
+use input::Input;
 use serde_json::Value;
 
 use super::transaction::{Transaction, failed};
@@ -16,16 +15,6 @@ use crate::args::{GlobalArgs, ReceiveArgs, VolumeArgs};
 use crate::failure::{Failure, Outcome, chain};
 use crate::output::json::Object;
 use crate::output::{Output, stderr_line, text};
-
-/// Size of the buffer for the input in bytes.
-const INPUT_BYTES: usize = 256 << 10;
-
-/// The stream that a command reads, with its name for messages.
-struct Input {
-    name: String,
-    stream: StreamReader<BufReader<Box<dyn Read>>>,
-    end: StreamEnd,
-}
 
 pub(crate) fn run(global: &GlobalArgs, args: &ReceiveArgs, out: &mut Output) -> Outcome {
     let input = Input::open(args)?;
@@ -69,7 +58,7 @@ fn to_volume(
     if report.subvolumes.is_empty() {
         // Nothing was made that a commit would keep.
         done?;
-        note_empty(global, &input.name);
+        input.note_empty(global);
         let none = Vec::<Value>::new();
         return transaction.finish(global, out, |object| object.put("subvolumes", none));
     }
@@ -80,13 +69,6 @@ fn to_volume(
     transaction.finish_after(done, global, out, |object| object.put("subvolumes", subvolumes))
 }
 
-/// Says that a stream has made nothing. `btrfs receive` takes such a stream, too.
-fn note_empty(global: &GlobalArgs, input: &str) {
-    if !global.quiet {
-        stderr_line(&format!("{input}: note: the stream has no subvolume"));
-    }
-}
-
 fn described(subvolume: &ReceivedSubvolume) -> Value {
     let object = Object::new()
         .put("id", subvolume.id)
@@ -94,26 +76,4 @@ fn described(subvolume: &ReceivedSubvolume) -> Value {
         .uuid("received_uuid", &subvolume.uuid)
         .put("incremental", subvolume.is_snapshot);
     Value::from(object)
-}
-
-impl Input {
-    fn open(args: &ReceiveArgs) -> Result<Self, Failure> {
-        let (name, input): (String, Box<dyn Read>) = match &args.file {
-            Some(path) => {
-                let name = path.display().to_string();
-                let file = File::open(path).map_err(|error| Failure::io(name.clone(), &error))?;
-                (name, Box::new(file))
-            }
-            None => ("stdin".to_owned(), Box::new(stdin())),
-        };
-        // What follows the end command is left to the next reader of the input: a read that is not
-        // smaller than the buffer bypasses it.
-        let (end, buffer_bytes) = if args.end_command {
-            (StreamEnd::Command, 1)
-        } else {
-            (StreamEnd::Input, INPUT_BYTES)
-        };
-        let stream = StreamReader::new(BufReader::with_capacity(buffer_bytes, input));
-        Ok(Self { name, stream, end })
-    }
 }

@@ -9,8 +9,8 @@
 //!    become read-only or writable. An orphan may have any number of extents, so between two steps
 //!    the deletion holds nothing, and lets threads go first that wait to exclude it. Then it looks
 //!    up again what may have changed: the subvolume, and whether the orphan is still there.
-//! 3. From its first step on, an orphan that is deleted cannot be pinned or read, unless its deletion
-//!    fails: then it is left for the next open, and can be read until then.
+//! 3. From its first step on, an orphan that is deleted cannot be pinned or read, unless its
+//!    deletion fails: then it is left for the next open, and can be read until then.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::table::{InodeEntry, InodeState};

@@ -35,7 +35,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::{Input, note_empty};
+use super::input::Input;
 use crate::args::GlobalArgs;
 use crate::failure::{Completion, Failure, Outcome, chain};
 use crate::output::json::Object;
@@ -113,7 +113,7 @@ pub(super) fn run(global: &GlobalArgs, mut input: Input, dir: &Path, out: &mut O
     if target.names.is_empty() {
         // No subvolume is complete.
         done?;
-        note_empty(global, &input.name);
+        input.note_empty(global);
         return report(global, &target, out).map(|()| Completion::Success);
     }
     let reported = report(global, &target, out);

@@ -7,7 +7,7 @@ use butternut::format::inode;
 use butternut::format::stream::Command;
 use butternut::receive::StreamEnd;
 
-use super::Input;
+use super::input::Input;
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, time};
 
