@@ -9,6 +9,10 @@ const EDGES: [u64; 12] =
 /// Offsets that make a file almost all hole.
 const FAR: [u64; 3] = [1 << 24, 1 << 32, 1 << 40];
 
+/// Maximum length of a copy that ends with a file. The model has the bytes of a copy in memory, and
+/// files can be larger than memory.
+const COPIED_MAX: u64 = 1 << 20;
+
 impl Generator {
     /// Returns a number at or near an edge.
     fn near_edge(&mut self) -> u64 {
@@ -55,7 +59,8 @@ impl Generator {
         }
         let skip = if self.random.one_in(4) { from % 4096 } else { 0 };
         let from = from - from % 4096 + skip;
-        let bytes = if self.random.one_in(3) { size.saturating_sub(from) } else { bytes };
+        let rest = size.saturating_sub(from);
+        let bytes = if self.random.one_in(3) && rest <= COPIED_MAX { rest } else { bytes };
         (from, to - to % 4096 + skip, bytes)
     }
 
