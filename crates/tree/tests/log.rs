@@ -93,7 +93,7 @@ fn no_commit_for_space_precedes_the_replay() {
 fn a_log_with_very_many_committed_checksums_is_refused() {
     let forest = open(&fresh(), false);
     let append = |bytes: u64| {
-        let entry = LogEntry { data: Vec::from([0..bytes]), ..LogEntry::default() };
+        let entry = LogEntry { data: std::iter::once(0..bytes).collect(), ..LogEntry::default() };
         forest.begin_log().unwrap().unwrap().append(TreeId::FS, INO, entry).unwrap()
     };
     assert_eq!(append(8 << 30), Err(CommitReason::TooMuch));
