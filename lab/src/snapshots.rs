@@ -23,7 +23,8 @@ use butternut::{FileId, Filesystem, SnapshotAccess};
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 const SHARED_SNAPSHOTS: u32 = 100;
 const BLOCK: usize = 4096;
@@ -137,11 +138,19 @@ impl Bench {
         Ok(vec![snapshot, write, deletion])
     }
 
-    /// The commands of btrfs-progs, on the kernel's mount or on ours.
+    /// Runs `subvolume` of btrfs-progs on the kernel's mount, or our command on ours, which
+    /// btrfs-progs does not take for a btrfs.
+    fn subvolume(&self, is_ours: bool, args: &[&str]) -> Result<()> {
+        let program = if is_ours { text(&self.butternut) } else { "btrfs" };
+        run(program, &[&["subvolume"], args].concat()).map(drop)
+    }
+
+    /// The commands on a mount of ours, or of the kernel's.
     fn snapshot_by_mount(&self, is_ours: bool) -> Result<Vec<f64>> {
         let mount = self.volume.mount(is_ours)?;
         let (source, snapshot) = (mount.root().join("tree"), mount.root().join("snapshot"));
-        let created = timed(|| btrfs(&["subvolume", "snapshot", text(&source), text(&snapshot)]))?;
+        let paths = [text(&source), text(&snapshot)];
+        let created = timed(|| self.subvolume(is_ours, &["snapshot", paths[0], paths[1]]))?;
         let written = timed(|| {
             use std::os::unix::fs::FileExt;
             let path = snapshot.join("00/file-000000");
@@ -150,13 +159,13 @@ impl Bench {
             sync(mount.root())
         })?;
         let deleted = timed(|| {
-            btrfs(&["subvolume", "delete", "-c", text(&snapshot)])?;
+            self.subvolume(is_ours, &["delete", text(&snapshot)])?;
             if is_ours {
                 // The mount frees the space in the background, and has no call to wait for it:
                 // the end of the mount waits.
                 return Ok(());
             }
-            btrfs(&["subvolume", "sync", text(mount.root())])
+            wait_for_cleaner(mount.root())
         })?;
         let unmounted = timed(|| {
             drop(mount);
@@ -230,7 +239,7 @@ impl Bench {
         for name in &names {
             btrfs(&["subvolume", "delete", text(name)])?;
         }
-        btrfs(&["subvolume", "sync", text(root)])?;
+        wait_for_cleaner(root)?;
         Ok(f64::from(self.size.overwrites) / took)
     }
 
@@ -309,6 +318,16 @@ fn remove_by_library(filesystem: Filesystem, root: FileId, names: &[String]) -> 
 
 fn btrfs(args: &[&str]) -> Result<()> {
     run("btrfs", args).map(drop)
+}
+
+/// Waits until the kernel has freed the space of all deleted subvolumes. It begins with that at a
+/// sync, or after half a minute, and `btrfs subvolume sync` looks once a second.
+fn wait_for_cleaner(root: &Path) -> Result<()> {
+    btrfs(&["filesystem", "sync", text(root)])?;
+    while !run("btrfs", &["subvolume", "list", "-d", text(root)])?.is_empty() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Returns how long `work` took, in milliseconds.
