@@ -107,7 +107,7 @@ fn library(filesystem: &Filesystem, files: u32) -> Result<Vec<f64>> {
 
 /// Writes cached data back and commits. On a FUSE mount `syncfs` only does the former, so the root
 /// is synced too.
-fn sync(root: &Path) -> Result<()> {
+pub(crate) fn sync(root: &Path) -> Result<()> {
     let root = std::fs::File::open(root)?;
     rustix::fs::syncfs(&root)?;
     Ok(root.sync_all()?)

@@ -121,18 +121,10 @@ impl Report {
 
 /// Returns the indices of the contestants in the order in which they run: A B B A ...
 fn alternating(contestants: usize, repeats: usize) -> Vec<usize> {
-    let forward = 0..contestants;
-    let backward = forward.clone().rev();
-    (0..repeats)
-        .flat_map(|repeat| {
-            let order: Vec<usize> = if repeat % 2 == 0 {
-                forward.clone().collect()
-            } else {
-                backward.clone().collect()
-            };
-            order
-        })
-        .collect()
+    let at = |repeat: usize, turn: usize| {
+        if repeat.is_multiple_of(2) { turn } else { contestants - 1 - turn }
+    };
+    (0..repeats).flat_map(|repeat| (0..contestants).map(move |turn| at(repeat, turn))).collect()
 }
 
 fn show(value: f64) -> String {

@@ -14,14 +14,16 @@
 //! Streams are received into a second volume, which is formatted for each. Figures are times, so a
 //! ratio below 1 means that Butternut takes less; the rows of streams are rates.
 
+use crate::names::sync;
 use crate::report::Report;
 use crate::rig::{self, run, text};
 use crate::scratch::Scratch;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use butternut::receive::{StreamEnd, StreamReader};
 use butternut::{FileId, Filesystem, SnapshotAccess};
 use std::fs::{self, File};
 use std::io::BufReader;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -152,7 +154,6 @@ impl Bench {
         let paths = [text(&source), text(&snapshot)];
         let created = timed(|| self.subvolume(is_ours, &["snapshot", paths[0], paths[1]]))?;
         let written = timed(|| {
-            use std::os::unix::fs::FileExt;
             let path = snapshot.join("00/file-000000");
             let file = fs::OpenOptions::new().write(true).open(path)?;
             file.write_all_at(b"changed", 0)?;
@@ -174,8 +175,8 @@ impl Bench {
         Ok(vec![created, written, if is_ours { deleted + unmounted } else { deleted }])
     }
 
-    /// Random overwrites of the large file, each synced file with [`SHARED_SNAPSHOTS`] snapshots
-    /// and without.
+    /// Overwrites of random blocks of the large file with a sync at the end, of a subvolume with
+    /// [`SHARED_SNAPSHOTS`] snapshots and without.
     fn overwrites(&self, report: &mut Report) -> Result<()> {
         for snapshots in [0, SHARED_SNAPSHOTS] {
             report.row(
@@ -219,7 +220,6 @@ impl Bench {
     }
 
     fn overwrite_by_kernel(&self, snapshots: u32) -> Result<f64> {
-        use std::os::unix::fs::FileExt;
         let mount = self.volume.mount(false)?;
         let root = mount.root();
         let names: Vec<PathBuf> =
@@ -335,10 +335,4 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     work()?;
     Ok(start.elapsed().as_secs_f64() * 1e3)
-}
-
-fn sync(root: &Path) -> Result<()> {
-    let root = File::open(root).context("cannot open the mount")?;
-    rustix::fs::syncfs(&root)?;
-    Ok(root.sync_all()?)
 }
