@@ -47,6 +47,9 @@ use std::cell::Cell;
 use std::iter::once;
 use std::ops::Range;
 
+/// The number of items of a step on a volume that has no space for the usual one.
+const FULL_VOLUME_STEP_ITEMS: usize = 8;
+
 /// A range of a source and where its clone begins, in bytes. Both offsets are block-aligned. The
 /// length is too, unless the range ends at the end of the source and the clone at or after the end
 /// of the target. The range is inside the source and not empty.
@@ -141,24 +144,32 @@ impl FileState {
         }
         while at < range.block_bytes() {
             let inline = inline.as_ref().filter(|_| at == 0);
-            at = self.share_part(source, range, (at, inline), &mut *update)?;
+            let shared = self.share_part(source, range, (at, inline), STEP_ITEMS, &mut *update);
+            at = match shared {
+                Err(error) if error.is_no_space() => {
+                    let items = FULL_VOLUME_STEP_ITEMS;
+                    self.share_part(source, range, (at, inline), items, &mut *update)?
+                }
+                shared => shared?,
+            };
             range.note_done(at, done);
         }
         Ok(())
     }
 
-    /// Shares the extents of one step, from byte `at` of the range on (law 1). Returns where the
-    /// next step begins.
+    /// Shares the extents of one step, from byte `at` of the range on (law 1): at most `items` of
+    /// either file. Returns where the next step begins.
     fn share_part(
         &mut self,
         source: &FileView,
         range: &CloneRange,
         (at, inline): (u64, Option<&InlineItem>),
+        items: usize,
         update: InodeUpdate<'_>,
     ) -> Result<u64, FileError> {
         let (from, to) = (range.source_blocks(at), range.target_blocks(at));
-        let stop_in_source = items::stop_after(source, from.clone(), STEP_ITEMS)? - range.from;
-        let stop_in_target = items::stop_after(&self.view, to.clone(), STEP_ITEMS)? - range.to;
+        let stop_in_source = items::stop_after(source, from.clone(), items)? - range.from;
+        let stop_in_target = items::stop_after(&self.view, to.clone(), items)? - range.to;
         let stop = stop_in_source.min(stop_in_target).next_multiple_of(SECTOR_BYTES);
         let want = format_args!("above {at}, where the step begins").to_string();
         require(stop > at, "end of a clone step", stop, want)

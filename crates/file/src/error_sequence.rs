@@ -15,9 +15,10 @@
 //!    fails only for errors that have not been reported.
 //! 4. A caller whose result may be dropped moves a cursor of its own past an error, and the error
 //!    still counts as not returned ([`VolumeErrors::check_and_keep`]).
-//! 5. The volume's sequence also knows the last error of each tree. A call that depends on all data
-//!    of a subvolume, as a snapshot does, compares it with a position ([`VolumeErrors::in_tree`]).
-//!    That moves no cursor, and the error still counts as not returned.
+//! 5. A call that depends on all data of a file, as a clone does, compares the last error with a
+//!    position ([`ErrorSequence::after`]); one that depends on a subvolume, as a snapshot does, the
+//!    last error of its tree, which the volume's sequence knows ([`VolumeErrors::in_tree`]). That
+//!    moves no cursor, and the error still counts as not returned.
 
 use crate::error::FileError;
 use butternut_format::units::TreeId;
@@ -87,6 +88,17 @@ impl ErrorSequence {
         ErrorCursor(AtomicU64::new(state.count - u64::from(state.is_unreported())))
     }
 
+    /// Returns a cursor behind the last error, whether a check has returned it or not.
+    pub(crate) fn position(&self) -> ErrorCursor {
+        ErrorCursor(AtomicU64::new(self.state().count))
+    }
+
+    /// Returns the last error, if it was recorded after `since` (law 5).
+    pub(crate) fn after(&self, since: &ErrorCursor) -> Option<FileError> {
+        let state = self.state();
+        state.last.clone().filter(|_| state.count != since.0.load(Ordering::Acquire))
+    }
+
     /// Whether no check has returned the last error.
     pub(crate) fn has_unreported(&self) -> bool {
         self.state().is_unreported()
@@ -132,9 +144,9 @@ impl VolumeErrors {
         drop(replaced);
     }
 
-    /// Returns a cursor behind the last error, whether a check has returned it or not.
+    /// Returns a cursor behind the last error, as [`ErrorSequence::position`].
     pub(crate) fn position(&self) -> ErrorCursor {
-        ErrorCursor(AtomicU64::new(self.all.state().count))
+        self.all.position()
     }
 
     /// Returns the last error of a file of `tree`, if it was recorded after `since` (law 5).

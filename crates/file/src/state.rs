@@ -96,6 +96,8 @@ pub struct FileState {
     pub(crate) gave_up_compression: bool,
     /// The compressed contents of a file that is to become inline, if it is compressed.
     pub(crate) compressed_inline: Option<CompressedInline>,
+    /// The next writeback writes the first block to disk, because extents will follow it.
+    pub(crate) is_leaving_inline: bool,
     /// The count of evicted pages at the last [`FileState::had_evictions`].
     evictions_seen: u64,
     /// Another state of the file may have been created, which owns the dirty pages.
@@ -127,6 +129,7 @@ impl FileState {
             property: None,
             gave_up_compression: false,
             compressed_inline: None,
+            is_leaving_inline: false,
             evictions_seen: 0,
             has_ended: false,
         }

@@ -146,7 +146,7 @@ impl<'a> DirEntries<'a> {
         let (data, rest) = split(rest, raw.data_len, "data_len")?;
         match kind {
             EntryKind::File(_) => {
-                check_name(name)?;
+                check_entry_name(name)?;
                 require(data.is_empty(), "data_len", data.len(), "0 outside attributes")?;
             }
             EntryKind::Xattr => check_xattr_name(name)?,
@@ -197,7 +197,14 @@ pub(crate) fn short_length(bytes: &[u8]) -> U16 {
     U16::new(u16::try_from(bytes.len()).unwrap_or(u16::MAX))
 }
 
-/// Checks the name of a directory entry, an inode reference or a root reference.
+/// Checks the name of a directory entry. `.` and `..` are refused: a path through such an entry
+/// would lead elsewhere.
+pub fn check_entry_name(name: &[u8]) -> Result<(), Refused> {
+    check_name(name)?;
+    require(!matches!(name, b"." | b".."), "name", ShownName(name), "neither '.' nor '..'")
+}
+
+/// Checks the name of an inode reference. The root directory of a subvolume has one of name `..`.
 pub fn check_name(name: &[u8]) -> Result<(), Refused> {
     check_xattr_name(name)?;
     require(!name.contains(&b'/'), "name", ShownName(name), "no '/'")

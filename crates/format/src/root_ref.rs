@@ -12,7 +12,7 @@
 //! 1. The item is exactly the struct and its name.
 //! 2. A name has 1 to 255 bytes, none of them `/` or NUL.
 
-use crate::dir::{check_name, short_length};
+use crate::dir::{check_entry_name, short_length};
 use crate::refused::{Refused, require};
 use crate::units::Ino;
 use zerocopy::little_endian::{U16, U64};
@@ -44,11 +44,11 @@ impl<'a> RootRef<'a> {
             .map_err(|_| Refused::new("item size", data.len(), "at least 18"))?;
         let named = usize::from(raw.name_len.get());
         require(name.len() == named, "name_len", named, name.len())?;
-        check_name(name)?;
+        check_entry_name(name)?;
         Ok(Self { dir: Ino(raw.dirid.get()), index: raw.sequence.get(), name })
     }
 
-    /// Returns the bytes of the item. The name must be valid ([`check_name`]).
+    /// Returns the bytes of the item. The name must be valid ([`check_entry_name`]).
     pub fn to_bytes(&self) -> Vec<u8> {
         let raw = RawRootRef {
             dirid: U64::new(self.dir.0),

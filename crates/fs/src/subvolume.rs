@@ -12,8 +12,9 @@ pub(crate) mod roots;
 pub(crate) mod uuid_tree;
 
 use crate::names::path::PATH_STEPS_MAX;
-use crate::{Error, Filesystem, Result, TOP_LEVEL, Time};
+use crate::{Error, FileId, Filesystem, Result, TOP_LEVEL, Time};
 use butternut_format::key::{ItemType, Key};
+use butternut_format::refused::{Refused, require};
 use butternut_format::root::{RootFlags, RootItem};
 use butternut_format::units::TreeId;
 use butternut_names::{self as names, PathBudget, SubvolumeLink};
@@ -102,6 +103,20 @@ impl Filesystem {
         Ok(set.map_or(TOP_LEVEL, |id| id.0))
     }
 
+    /// Returns the link of subvolume `id`, whose entry is `name` in `dir`.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if it has no parent; [`Error::Corrupt`] if its reference in the root tree
+    /// names another entry.
+    fn subvolume_link_at(&self, id: TreeId, (dir, name): (FileId, &[u8])) -> Result<SubvolumeLink> {
+        let link = names::parent_link(&self.forest().root_tree(), id)?.ok_or(Error::NotFound)?;
+        let is_here = (link.parent.0, link.dir.0) == (dir.subvolume, dir.ino) && link.name == name;
+        let have = format_args!("an entry in directory {} of {}", link.dir.0, link.parent.0);
+        let want = format_args!("this one, in directory {} of {}", dir.ino, dir.subvolume);
+        require(is_here, "parent", have, want).map_err(corrupt_root_tree)?;
+        Ok(link)
+    }
+
     fn subvolume_info(
         &self,
         id: u64,
@@ -168,9 +183,11 @@ impl Filesystem {
     }
 }
 
+fn corrupt_root_tree(source: Refused) -> Error {
+    Error::Corrupt { tree: TreeId::ROOT, source }
+}
+
 fn root_item(key: Key, data: &[u8]) -> Result<RootItem> {
-    RootItem::check(key, data).map_err(|refused| Error::Corrupt {
-        tree: TreeId::ROOT,
-        source: refused.at(format_args!("item {key}")),
-    })
+    RootItem::check(key, data)
+        .map_err(|refused| corrupt_root_tree(refused.at(format_args!("item {key}"))))
 }

@@ -12,7 +12,7 @@ use crate::items::{EditItems, Limits, ReadItems};
 use crate::lookup::{Found, Target};
 use butternut_format::checksum::name_hash;
 use butternut_format::dir::{
-    DirEntries, DirEntry, EntryKind, NAME_BYTES_MAX, check_name, without_entry,
+    DirEntries, DirEntry, EntryKind, NAME_BYTES_MAX, check_entry_name, without_entry,
 };
 use butternut_format::inode::FileKind;
 use butternut_format::key::{ItemType, Key};
@@ -50,7 +50,7 @@ pub(crate) fn check_new(name: &[u8]) -> Result<(), NamesError> {
     if name.len() > NAME_BYTES_MAX {
         return Err(NamesError::NameTooLong);
     }
-    check_name(name).map_err(NamesError::BadName)
+    check_entry_name(name).map_err(NamesError::BadName)
 }
 
 pub(crate) fn hash_key(dir: Ino, name: &[u8]) -> Key {

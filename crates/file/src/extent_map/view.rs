@@ -66,6 +66,17 @@ impl FileView {
         self.shared.as_ref().map(|shared| shared.errors().cursor()).unwrap_or_default()
     }
 
+    /// Returns a position behind the file's writeback errors so far, for [`FileView::error_after`].
+    pub fn error_position(&self) -> ErrorCursor {
+        self.shared.as_ref().map(|shared| shared.errors().position()).unwrap_or_default()
+    }
+
+    /// Returns the last writeback error, if it was recorded after `since`. It is left for the
+    /// handles of the file, and `since` stays where it is.
+    pub fn error_after(&self, since: &ErrorCursor) -> Option<FileError> {
+        self.shared.as_ref()?.errors().after(since)
+    }
+
     /// Returns the last writeback error since the previous check with this cursor, once.
     pub fn check_errors(&self, cursor: &ErrorCursor) -> Option<FileError> {
         self.shared.as_ref()?.errors().check(cursor)

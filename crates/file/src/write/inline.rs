@@ -99,12 +99,14 @@ impl FileState {
     /// compresses it (law 4).
     pub(crate) fn decide_inline(&mut self) -> Result<(), FileError> {
         self.compressed_inline = None;
+        let is_leaving_inline = std::mem::take(&mut self.is_leaving_inline);
         let size = self.size();
         let Some((block, backing)) = self.newer_block(0) else { return Ok(()) };
         let may_be = match backing {
             Backing::Inline | Backing::CompressedInline => true,
             Backing::Reserved if self.compression_policy().is_some() => {
                 size <= SECTOR_BYTES
+                    && !is_leaving_inline
                     && !self.has_other_newer_data()
                     && !self.shape(Wait::Block)?.has_later_extents
             }
@@ -156,6 +158,7 @@ impl FileState {
         if !range.contains(&0) {
             self.wait_for_direct_writes(&(0..SECTOR_BYTES), wait)?;
         }
+        self.is_leaving_inline |= range.end > SECTOR_BYTES;
         let first = self.newer_block(0).map(|(_, backing)| backing);
         if let Some(backing) = first.filter(|backing| backing.is_inline()) {
             self.reserve(usize::from(!backing.is_reserved()), wait)?;

@@ -7,7 +7,8 @@
 //!    until the extents are shared. What is in flight on either file is completed first, so the
 //!    clone has the bytes of one moment.
 //! 2. Before the extents are shared, the source is written back and merged: its tree then has
-//!    every byte, with its checksum.
+//!    every byte, with its checksum. Data of the source that is lost during the call, also by the
+//!    writeback of another thread, is an error of the call.
 //! 3. A request that is refused has changed nothing. One that fails midway has cloned the range up
 //!    to some block (law 2 of `butternut_file`'s `clone`), and has set the times of the target. One
 //!    that found no space is made once more from its beginning, for the same range: a file that is
@@ -270,11 +271,13 @@ impl File {
     ) -> Result<R> {
         let pin = self.pin()?;
         let filesystem = pin.filesystem();
+        let view = source.view();
         let source = source.pin.as_deref();
         let is_here = |other: &Filesystem| Arc::ptr_eq(&other.shared, &filesystem.shared);
         let source = source.filter(|source| is_here(source.filesystem()));
         let source = source.ok_or(Error::CrossesFilesystems)?.entry();
         let target = pin.entry();
+        let errors_before = view.error_position();
         let mut flushed = Ok(());
         if filesystem.shared.source.has_flusher() {
             // Most of the data is written back while other operations may still use the files.
@@ -295,6 +298,8 @@ impl File {
             target,
         };
         pair.check_checksums()?;
+        // What another thread was writing back has been completed by now, or is lost (law 2).
+        view.error_after(&errors_before).map_or(Ok(()), |error| Err(Error::from(error)))?;
         run(&pair, &mut locked)
     }
 
@@ -388,5 +393,76 @@ impl Pair<'_> {
         }
         let source: (&InodeEntry, &mut InodeState) = (self.source, state);
         self.filesystem.merge_locked(self.write_state, std::iter::once(source), MergeScope::Whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Filesystem, MountOptions, NewInode};
+    use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
+    use butternut_format::chunk::BlockGroupFlags;
+    use butternut_mkfs::MkfsOptions;
+    use butternut_pages::WritebackReason;
+    use std::sync::Arc;
+    use std::thread;
+
+    /// The other thread may be a flusher, the committer, or a writer over the dirty limits.
+    #[test]
+    fn data_of_the_source_that_another_thread_loses_during_the_call_is_an_error_of_the_call() {
+        const BYTES: usize = 25 * 4096;
+        for is_copy in [false, true] {
+            let memory = Arc::new(MemoryDevice::new("memory", 256 << 20));
+            butternut_mkfs::make(&*memory, &MkfsOptions::default()).unwrap();
+            let device = Arc::new(FaultyDevice::new(memory as Arc<dyn Device>, 1));
+            let options = MountOptions::default().read_only(false).commit_seconds(0);
+            let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+            let fs = Filesystem::open_devices(devices, &options).unwrap();
+            let make = |name: &[u8]| {
+                fs.open_file(fs.create(fs.root(), name, &NewInode::new(0o644)).unwrap()).unwrap()
+            };
+            let (source, target) = (make(b"source"), make(b"target"));
+            source.write_at(0, &vec![1; BYTES]).unwrap();
+            fs.sync().unwrap();
+            source.write_at(0, &vec![2; BYTES]).unwrap();
+
+            let chunks = fs.inspect().chunks();
+            let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
+            let data = chunks.iter().find(|chunk| is_data(chunk.flags)).unwrap();
+            let at = data.stripes[0].1..data.stripes[0].1 + data.bytes;
+            device.add(Rule::at(at.clone(), Fault::WriteError));
+            let held = device.add(Rule::at(at, Fault::HeldWrite));
+            let entry = fs.write_state().unwrap().table.entry(source.id());
+            let (flusher, of_flusher) = (fs.clone(), Arc::clone(&entry));
+            let flushing =
+                thread::spawn(move || flusher.flush_files(&[of_flusher], WritebackReason::Sync));
+            device.wait_for_held_writes(1);
+            let (from, to) = (source.clone(), target.clone());
+            let cloning = thread::spawn(move || {
+                if is_copy {
+                    to.copy_range(0, &from, 0, u64::MAX).map(drop)
+                } else {
+                    to.clone_range(0, &from, 0, 0)
+                }
+            });
+            // The call has the inode locked, and waits for the batch of the other thread.
+            while entry.try_lock_shared().is_some() && !cloning.is_finished() {
+                thread::yield_now();
+            }
+            assert!(device.remove(held));
+            assert!(flushing.join().unwrap().is_err());
+            let error = cloning.join().unwrap().unwrap_err();
+            assert_eq!(error.errno(), 5, "{error:?}");
+            assert_eq!(target.len(), 0);
+            device.clear();
+
+            // An earlier loss does not refuse later calls, and the source reports it once.
+            target.clone_range(0, &source, 0, 0).unwrap();
+            assert_eq!(source.sync_all().unwrap_err().errno(), 5);
+            source.sync_all().unwrap();
+            target.sync_all().unwrap();
+            drop((source, target, entry));
+            drop(fs.sync());
+            fs.close().unwrap();
+        }
     }
 }

@@ -10,8 +10,8 @@
 //!
 //! 1. The result is that of a copy, whatever was shared.
 //! 2. A copy whose blocks cannot be shared is made by reads and writes: where the offsets differ in
-//!    their blocks, between filesystems, where only one file has checksums, and to an append-only
-//!    file.
+//!    their blocks, between filesystems, where only one file has checksums, from an open file of a
+//!    deleted subvolume, and to an append-only file.
 //! 3. A copy that fails after a part of it was shared or copied returns the length of that part,
 //!    like a short write. An error of a synchronous file's sync is returned in any case.
 
@@ -20,6 +20,7 @@ use butternut_file::CloneRange;
 use butternut_format::units::{SECTOR_BYTES, length};
 use std::cell::Cell;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes that a copy reads and writes in one step.
 const COPY_BYTES: usize = 1 << 20;
@@ -53,7 +54,7 @@ impl File {
         let bytes = bytes.min(size.saturating_sub(from));
         let from_end = from.checked_add(bytes).ok_or_else(too_far)?;
         let to_end = to.checked_add(bytes).ok_or_else(too_far)?;
-        if self.id() == other.id() && from < to_end && to < from_end {
+        if self.is_same_file(other) && from < to_end && to < from_end {
             return Err(Error::InvalidArgument { what: "the ranges overlap" });
         }
         let reaches_end = from_end == size && to_end >= self.len();
@@ -79,6 +80,17 @@ impl File {
             Err(error) if done == 0 => Err(error),
             Err(_) => Ok(done),
         }
+    }
+
+    /// Files of different volumes may have the same id.
+    fn is_same_file(&self, other: &Self) -> bool {
+        let is_same_volume = match (&self.pin, &other.pin) {
+            (Some(pin), Some(other)) => {
+                Arc::ptr_eq(&pin.filesystem().shared, &other.filesystem().shared)
+            }
+            _ => true,
+        };
+        is_same_volume && self.id() == other.id()
     }
 
     /// Copies a range by reads and writes. Returns the number of bytes copied.
@@ -129,7 +141,10 @@ fn shareable(from: u64, to: u64, bytes: u64, reaches_end: bool) -> (u64, u64) {
 fn is_not_shareable(error: &Error) -> bool {
     matches!(
         error,
-        Error::InvalidArgument { .. } | Error::CrossesFilesystems | Error::NotPermitted { .. }
+        Error::InvalidArgument { .. }
+            | Error::CrossesFilesystems
+            | Error::NotPermitted { .. }
+            | Error::Stale { .. }
     )
 }
 

@@ -53,10 +53,11 @@ impl<'a, 'r> Receiver<'a, 'r> {
     /// Deletes the subvolume that is not complete. One that cannot be deleted stays writable, so no
     /// stream uses it as its parent, and is returned.
     pub(super) fn discard(&mut self) -> Option<Unfinished> {
-        let Current { name, open, .. } = self.current.take()?;
+        let Current { id, name, open, .. } = self.current.take()?;
         drop(open);
-        let deleted = self.filesystem.delete_subvolume(self.dir, &name);
-        let cleaned = deleted.and_then(|_| self.filesystem.clean_subvolumes());
+        // Another thread may have given the name to another subvolume.
+        let deleted = self.filesystem.delete_subvolume_of_id(self.dir, &name, id);
+        let cleaned = deleted.and_then(|()| self.filesystem.clean_subvolumes());
         // The caller may abandon what is not committed, and with it the space. Lost data of other
         // files is left for a call that returns the error.
         let committed = cleaned.and_then(|_| self.filesystem.sync_names());

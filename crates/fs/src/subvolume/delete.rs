@@ -16,7 +16,6 @@ use crate::subvolume::uuid_tree::UuidTree;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Filesystem, Result};
 use butternut_format::key::ItemType;
-use butternut_format::refused::{Refused, require};
 use butternut_format::root::RootItem;
 use butternut_format::units::{Ino, TreeId};
 use butternut_format::uuid::Uuid;
@@ -91,9 +90,7 @@ impl Filesystem {
         let state = parent.lock();
         let mut parent_inode = self.directory_to_change(&parent)?;
         may_lose_entry(&parent_inode, &root_inode)?;
-        let link = names::parent_link(&self.forest().root_tree(), id)?.ok_or(Error::NotFound)?;
-        let is_here = (link.parent, link.dir) == (subvolume.id, Ino(dir.ino)) && link.name == name;
-        require(is_here, "parent", "another entry", "this one").map_err(corrupt)?;
+        let link = self.subvolume_link_at(id, (dir, name))?;
         // Where the reference has another index, the entry under the right one would be left.
         let index = names::index_of_subvolume(&subvolume.tree, &link)?;
         let uuids = uuids(&root);
@@ -145,10 +142,6 @@ impl Filesystem {
             self.forest().root_item(id)?.ok_or(Error::Tree(TreeError::NoTree { tree: id }))?;
         Ok(root)
     }
-}
-
-fn corrupt(source: Refused) -> Error {
-    Error::Corrupt { tree: TreeId::ROOT, source }
 }
 
 /// Returns the UUIDs under which the UUID tree lists a subvolume.

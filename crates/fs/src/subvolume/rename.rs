@@ -9,12 +9,15 @@
 //! 2. Everything that can be refused is refused before the commit begins: a commit that fails ends
 //!    writing to the volume.
 //! 3. A rename replaces no entry.
+//! 4. Readers do not wait for the commit. The old entry is removed before the reference to it, and
+//!    the new entry is added after its reference, so none is taken for a placeholder; and the
+//!    subvolume has a parent at every moment.
 
 use crate::inode::new_inode::next_index;
 use crate::inode::table::LockedInodes;
 use crate::names::create::check_name;
 use crate::names::unlink::may_lose_entry;
-use crate::subvolume::NESTING_MAX;
+use crate::subvolume::{NESTING_MAX, corrupt_root_tree};
 use crate::write_state::WriteState;
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::refused::require;
@@ -24,7 +27,7 @@ use butternut_format::units::{Ino, TreeId};
 use butternut_names::{
     self as names, Found, Moment, NewName, OldName, OldTarget, SubvolumePair, Target,
 };
-use butternut_tree::ReservationLevel;
+use butternut_tree::{ReservationLevel, Tree};
 
 impl Filesystem {
     /// Returns the subvolume that has this name; `None` for every other inode.
@@ -90,17 +93,19 @@ impl Filesystem {
         self.forest().commit_with(ReservationLevel::Normal, |at_commit| -> Result<()> {
             let generation = at_commit.generation();
             let moment = Moment { generation, now };
-            let roots = at_commit.tree(TreeId::ROOT)?;
-            names::remove_root_ref(&roots, SubvolumePair { child: id, parent: source.id })?;
-            let reference = RootRef { dir: Ino(to.0.ino), index, name: to.1 };
-            let pair = SubvolumePair { child: id, parent: target.id };
-            names::put_root_ref(&roots, pair, &reference)?;
             let edit = at_commit.tree(source.id)?;
             let old = OldTarget::Unreferenced { index: old_index };
             let dir = Ino(from.0.ino);
             names::unlink(&edit, &OldName { dir, name: from.1, target: old })?;
             names::entry_removed(&mut from_inode, from.1, moment);
             names::put_inode(&edit, dir, &from_inode)?;
+            let roots = at_commit.tree(TreeId::ROOT)?;
+            let reference = RootRef { dir: Ino(to.0.ino), index, name: to.1 };
+            let pair = SubvolumePair { child: id, parent: target.id };
+            names::put_root_ref(&roots, pair, &reference)?;
+            if target.id != source.id {
+                names::remove_root_ref(&roots, SubvolumePair { child: id, parent: source.id })?;
+            }
             let edit = at_commit.tree(target.id)?;
             let found = Found { target: Target::Subvolume(id), kind: FileKind::Directory };
             let dir = Ino(to.0.ino);
@@ -146,17 +151,13 @@ impl Filesystem {
     /// agree on (law 2).
     fn index_of_subvolume(
         &self,
-        tree: &butternut_tree::Tree,
+        tree: &Tree,
         id: TreeId,
-        (dir, name): (FileId, &[u8]),
+        entry: (FileId, &[u8]),
     ) -> Result<u64> {
-        let corrupt = |source| Error::Corrupt { tree: TreeId::ROOT, source };
-        let link = names::parent_link(&self.forest().root_tree(), id)?.ok_or(Error::NotFound)?;
-        let is_here = (link.parent.0, link.dir.0) == (dir.subvolume, dir.ino) && link.name == name;
-        require(is_here, "parent", "another entry", "this one").map_err(corrupt)?;
+        let link = self.subvolume_link_at(id, entry)?;
         let index = names::index_of_subvolume(tree, &link)?;
-        require(index == link.index, "index", "another index", "that of the entry")
-            .map_err(corrupt)?;
-        Ok(link.index)
+        require(index == link.index, "index", index, link.index).map_err(corrupt_root_tree)?;
+        Ok(index)
     }
 }

@@ -522,3 +522,48 @@ fn a_sync_of_a_clone_writes_the_log() {
     fs.abandon();
     cut.reopen(crashed);
 }
+
+/// Files of two volumes may have the same id, and are two files all the same.
+#[test]
+fn a_copy_to_another_volume_does_not_overlap() {
+    let (volume, other) = (volume(), volume());
+    let (fs, other_fs) = (volume.open(), other.open());
+    let (source, target) = (make(&fs, "source", 0), make(&other_fs, "target", 0));
+    assert_eq!(source.id(), target.id());
+    let data = bytes(1, 20 * BLOCK + 500);
+    put(&source, 0, &data);
+    assert_eq!(target.copy_range(0, &source, 0, u64::MAX).unwrap(), 20 * BLOCK + 500);
+    assert_reads(&target, &data);
+    drop((source, target));
+    volume.reopen(fs);
+    other.reopen(other_fs);
+}
+
+/// A file that gets extents after its first block is not inline any more, also where it is
+/// compressed (law 1 of `write/inline.rs`).
+#[test]
+fn a_compressed_inline_file_is_not_inline_after_a_clone_behind_its_first_block() {
+    for tail in [1000, 3000, 4096] {
+        let volume = volume();
+        let compressor: butternut::Compressor = "zstd".parse().unwrap();
+        let compress = Some(Compress { compressor, is_forced: true });
+        let options = MountOptions::default().read_only(false).compress(compress);
+        let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+        let (source, target) = (make(&fs, "source", 0), make(&fs, "target", 0));
+        let data = bytes(1, 4 * BLOCK);
+        put(&source, 0, &data);
+        put(&target, 0, &vec![b'x'; tail]);
+        fs.sync().unwrap();
+        let first = |file: &File| file.extents(0..BLOCK).next().unwrap().unwrap().kind;
+        assert!(matches!(first(&target), ExtentKind::Inline { .. }));
+        target.clone_range(BLOCK, &source, 0, 4 * BLOCK).unwrap();
+        fs.sync().unwrap();
+        assert!(matches!(first(&target), ExtentKind::Regular { .. }), "{:?}", first(&target));
+        let mut want = vec![b'x'; tail];
+        want.resize(4096, 0);
+        want.extend_from_slice(&data);
+        assert_reads(&target, &want);
+        drop((source, target));
+        volume.reopen(fs);
+    }
+}

@@ -275,3 +275,21 @@ fn clones_in_opposite_directions_do_not_deadlock() {
     drop(files);
     volume.reopen(fs);
 }
+
+/// Such a file cannot be cloned, but it can be read, so it can be copied.
+#[test]
+fn a_file_of_a_deleted_subvolume_is_copied_while_it_is_open() {
+    let volume = volume();
+    let fs = volume.open();
+    let file = make(&fs, "file", 0);
+    put(&file, 0, &[1; 8192]);
+    let id = fs.snapshot(5, fs.root(), b"snap", SnapshotAccess::ReadWrite).unwrap();
+    let snapshot = fs.with_subvolume(id);
+    let source = open(&snapshot, "file");
+    fs.delete_subvolume(fs.root(), b"snap").unwrap();
+    let target = make(&fs, "target", 0);
+    assert_eq!(target.copy_range(0, &source, 0, u64::MAX).unwrap(), 8192);
+    assert_eq!(read(&target), [1; 8192]);
+    drop((file, source, target, snapshot));
+    volume.reopen(fs);
+}

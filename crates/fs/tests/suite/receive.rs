@@ -595,3 +595,52 @@ fn every_damaged_and_every_cut_stream_is_refused() {
     let filesystem = volume.reopen(filesystem);
     assert_eq!(read(&filesystem, "one/dir/file"), b"contents and");
 }
+
+/// An input that, at its end, moves the subvolume that is being received away, and makes another
+/// one under its name.
+struct Swapping<'a> {
+    bytes: &'a [u8],
+    filesystem: &'a Filesystem,
+    innocent: Option<u64>,
+}
+
+impl std::io::Read for Swapping<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let read = std::io::Read::read(&mut self.bytes, buf)?;
+        if read == 0 && !buf.is_empty() && self.innocent.is_none() {
+            let root = self.filesystem.root();
+            let flags = butternut::RenameFlags::default();
+            self.filesystem.rename((root, b"sub"), (root, b"moved"), flags).unwrap();
+            let made = self.filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+            self.filesystem.create(FileId::root_of(made), b"precious", &new(0o644)).unwrap();
+            self.innocent = Some(made);
+        }
+        Ok(read)
+    }
+}
+
+/// Only the subvolume that the stream has made is deleted when the stream fails, not the one that
+/// has its name by then.
+#[test]
+fn a_stream_that_fails_deletes_no_other_subvolume_of_the_name() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    // Without an END command.
+    let commands = [
+        Command::Subvol { path: b"sub", uuid: SOURCE, ctransid: 7 },
+        Command::Mkfile { path: b"file", ino: 257 },
+    ];
+    let bytes = stream(StreamVersion::Two, &commands);
+    let input = Swapping { bytes: &bytes, filesystem: &filesystem, innocent: None };
+    let mut reader = StreamReader::new(input);
+    let mut report = ReceiveReport::default();
+    filesystem.receive_with(root, &mut reader, StreamEnd::Input, &mut report).unwrap_err();
+    let innocent = reader.into_inner().innocent.unwrap();
+    assert_eq!(filesystem.lookup(root, b"sub").unwrap(), FileId::root_of(innocent));
+    filesystem.lookup(FileId::root_of(innocent), b"precious").unwrap();
+    // It was not deleted under its new name, either, so the caller learns of it.
+    let moved = filesystem.lookup(root, b"moved").is_ok();
+    assert_eq!(moved, report.unfinished.is_some());
+    volume.reopen(filesystem);
+}

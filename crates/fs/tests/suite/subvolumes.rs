@@ -669,3 +669,48 @@ fn an_orphan_that_a_crash_has_left_in_a_read_only_subvolume_gives_its_space_back
         crashed.reopen(again);
     }
 }
+
+/// A rename removes the old name before any lookup can take it for the name of a placeholder, and
+/// the subvolume has a parent all the time.
+#[test]
+fn a_name_of_a_subvolume_is_never_a_placeholder_while_it_is_renamed() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let other = filesystem.create_subvolume(root, b"other", &new(0o755)).unwrap();
+    let id = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    let (sub, inside) = (FileId::root_of(id), FileId::root_of(other));
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers = [0, 1].map(|number| {
+            let (filesystem, done) = (&filesystem, &done);
+            scope.spawn(move || {
+                while !done.load(std::sync::atomic::Ordering::Acquire) {
+                    if number == 0 {
+                        for at in [(root, b"sub"), (root, b"new"), (inside, b"sub")] {
+                            match filesystem.lookup(at.0, at.1) {
+                                Ok(found) => assert_eq!(found, sub, "a placeholder"),
+                                Err(error) => assert!(matches!(error, Error::NotFound)),
+                            }
+                        }
+                    } else {
+                        let above = filesystem.lookup(sub, b"..").unwrap();
+                        assert!(above == root || above == inside, "{above:?}");
+                        assert!(!filesystem.subvolume(id).unwrap().deleted);
+                    }
+                }
+            })
+        });
+        let places: [(FileId, &[u8]); 3] = [(root, b"sub"), (root, b"new"), (inside, b"sub")];
+        for round in 0..600 {
+            let (from, to) = (places[round % 3], places[(round + 1) % 3]);
+            filesystem.rename(from, to, RenameFlags::default()).unwrap();
+            if readers.iter().any(|reader| reader.is_finished()) {
+                break;
+            }
+        }
+        done.store(true, std::sync::atomic::Ordering::Release);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+    volume.reopen(filesystem);
+}
