@@ -128,6 +128,10 @@ impl Filesystem {
             return Ok(());
         }
         let write_state = self.may_sync()?;
+        if dir.is_placeholder() {
+            // It has nothing of its own.
+            return Ok(());
+        }
         let _timed = self.timed(Operation::Sync);
         let entry = self.entry_of(write_state, dir)?;
         if self.attributes(&entry)?.kind != FileKind::Directory {

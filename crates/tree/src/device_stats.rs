@@ -47,7 +47,7 @@ pub(crate) fn load(trees: &CommittedTrees) -> Result<(), TreeError> {
 impl Commit<'_> {
     /// Writes the counts that have changed, and returns them.
     pub(crate) fn write_device_stats(&self) -> Result<Counts, TreeError> {
-        let changed = self.volume().unrecorded_stats();
+        let changed = self.volume().stats_for_commit();
         for (devid, counts) in &changed {
             let mut raw = RawDeviceStats::new_zeroed();
             raw.write_errs.set(counts.write_errors);

@@ -23,16 +23,18 @@
 //! 5. The second and third superblock copy exist only if they end before the end of the device, as
 //!    in the kernel.
 //! 6. A device whose last flush failed gets no new superblock: its old one names blocks that the
-//!    device has. A device whose second or third superblock copy fails is not lost.
+//!    device has. Nor does one with a failed flush that is not on record in the trees of the
+//!    superblock ([`Volume::stats_for_commit`]): it may have lost what they refer to, and nothing
+//!    would tell. A device whose second or third superblock copy fails is not lost.
 //! 7. A device that became shorter than its device item has failed for as long as the volume is
 //!    open, even if later writes make it longer again.
 //! 8. [`Volume::check_own_supers`] finds a superblock that another writer has changed. From then on
 //!    every write, superblock and discard is refused: the other writer may use the space.
 //! 9. No superblock is written that this volume could not be opened with.
 //! 10. A device reports once that it has lost writes, to one of the flushes that run or follow. So
-//!     when the volume is not complete without the devices that failed a flush, every flush that
-//!     has not returned yet fails, and every later flush and superblock does. A durable write that
-//!     fails may have failed its flush.
+//!     one flush begins when the result of the one before is recorded; and when the volume is not
+//!     complete without the devices that failed a flush, every later flush and superblock fails. A
+//!     durable write that fails may have failed its flush.
 //! 11. A power failure between the superblocks of one commit leaves some devices one generation
 //!     behind, with everything that the commit wrote: all of it was durable before the first
 //!     superblock. So a device that is one generation behind does not prevent writing. It may have
@@ -120,6 +122,14 @@ impl Volume {
     /// The first failed flush, if the volume is not complete without the failed devices;
     /// [`VolumeError::NotFlushed`] if that was so of another flush (law 10).
     pub fn flush(&self) -> Result<(), VolumeError> {
+        let flushing = self.device_flush.lock();
+        let flushed = self.flush_locked();
+        drop(flushing);
+        flushed
+    }
+
+    /// Flushes, for a caller that holds `device_flush`.
+    fn flush_locked(&self) -> Result<(), VolumeError> {
         self.check_none_lost()?;
         let completed = self.in_place.completed();
         let own = self.members.iter().enumerate().filter(|(_, member)| !member.is_seed);
@@ -143,7 +153,6 @@ impl Volume {
             }
         }
         self.tolerate_failures(lost, DeviceEventKind::Flush)?;
-        self.check_none_lost()?;
         self.in_place.note_flush(completed);
         Ok(())
     }
@@ -155,17 +164,22 @@ impl Volume {
     }
 
     /// Flushes all devices if a write in place has completed since the last flush began. Returns
-    /// whether it did.
+    /// whether there was one.
     ///
     /// # Errors
     ///
     /// As [`Volume::flush`].
     pub fn flush_in_place(&self) -> Result<bool, VolumeError> {
-        let is_flush_needed = self.in_place.is_flush_needed();
-        if is_flush_needed {
-            self.flush()?;
+        let completed = self.in_place.completed();
+        if self.in_place.is_flushed(completed) {
+            return Ok(false);
         }
-        Ok(is_flush_needed)
+        let flushing = self.device_flush.lock();
+        // Another thread's flush may have begun since.
+        let is_flushed = self.in_place.is_flushed(completed);
+        let flushed = if is_flushed { Ok(()) } else { self.flush_locked() };
+        drop(flushing);
+        flushed.map(|()| true)
     }
 
     /// Writes every copy of the superblock on every device. `raw` holds everything except what
@@ -211,12 +225,14 @@ impl Volume {
             return self.flush();
         };
         let flushes = member.device.write_cache().durable_write_flushes;
+        let flushing = flushes.then(|| self.device_flush.lock());
         let completed = self.in_place.completed();
         let written = self.write_super_copies(raw, 1, Purpose::Log, true);
         if written.is_err() && flushes {
             // The write failed, or the flush.
             self.note_lost(member);
         }
+        drop(flushing);
         written?;
         self.check_length(member)?;
         self.check_none_lost()?;
@@ -246,11 +262,17 @@ impl Volume {
             return self.flush().map_err(flush_failed);
         };
         self.check_may_write().map_err(|refused| write_failed(refused.into()))?;
-        let written = batch.run_durably();
-        member.is_unflushed.store(written.is_err(), Ordering::Relaxed);
-        if written.is_err() {
-            self.note_lost(member);
-        }
+        let flushing = self.device_flush.lock();
+        // Another flush may have lost writes by now.
+        let written = self.check_none_lost().and_then(|()| {
+            let written = batch.run_durably();
+            member.is_unflushed.store(written.is_err(), Ordering::Relaxed);
+            if written.is_err() {
+                self.note_lost(member);
+            }
+            written
+        });
+        drop(flushing);
         written.map_err(flush_failed)?;
         self.check_none_lost().map_err(flush_failed)?;
         self.check_length(member).map_err(flush_failed)?;
@@ -310,8 +332,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Composes at most `copies_max` copies of the superblock for every device whose last flush has
-    /// not failed.
+    /// Composes at most `copies_max` copies of the superblock for every device that gets one
+    /// (law 6).
     fn super_copies(
         &self,
         raw: &RawSuperBlock,
@@ -322,7 +344,8 @@ impl Volume {
         let mut lost = Vec::new();
         for (slot, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_seed)
         {
-            if member.is_unflushed.load(Ordering::Relaxed) {
+            let is_unflushed = member.is_unflushed.load(Ordering::Relaxed);
+            if is_unflushed || member.errors.has_flush_errors_after_record() {
                 lost.push(slot);
                 continue;
             }

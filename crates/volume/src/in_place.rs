@@ -27,8 +27,8 @@ impl InPlace {
         self.flushed.fetch_max(completed, Ordering::SeqCst);
     }
 
-    /// Whether a write has completed since the last successful flush began.
-    pub(crate) fn is_flush_needed(&self) -> bool {
-        self.completed() > self.flushed.load(Ordering::SeqCst)
+    /// Whether the last successful flush began after `completed` writes had completed.
+    pub(crate) fn is_flushed(&self, completed: u64) -> bool {
+        completed <= self.flushed.load(Ordering::SeqCst)
     }
 }

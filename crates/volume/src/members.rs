@@ -107,6 +107,8 @@ pub(crate) struct ErrorCounters {
     /// A flush has failed, or failed writes were on record when the volume was opened: it is not
     /// known which ranges of the device are stale.
     unknown_stale_ranges: AtomicBool,
+    /// The failed flushes that the commit in progress, or the last one, has put on record.
+    flushes_in_commit: AtomicU64,
     /// The counts that the volume has on record.
     recorded: Mutex<ErrorCounts, rank::RecordedErrors>,
 }
@@ -147,7 +149,20 @@ impl ErrorCounters {
         if counts.has_failed_writes() {
             self.unknown_stale_ranges.store(true, Ordering::Relaxed);
         }
+        self.flushes_in_commit.store(counts.flush_errors, Ordering::Release);
         self.set_recorded(counts);
+    }
+
+    /// Returns the counts, which a commit now puts on record.
+    pub(crate) fn for_commit(&self) -> ErrorCounts {
+        let counts = self.now();
+        self.flushes_in_commit.store(counts.flush_errors, Ordering::Release);
+        counts
+    }
+
+    /// Whether a flush has failed that no commit has put on record.
+    pub(crate) fn has_flush_errors_after_record(&self) -> bool {
+        self.flushes.load(Ordering::Acquire) > self.flushes_in_commit.load(Ordering::Acquire)
     }
 
     pub(crate) fn recorded(&self) -> ErrorCounts {

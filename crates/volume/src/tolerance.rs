@@ -175,6 +175,17 @@ impl Volume {
         differing.map(|member| (member.item().devid, member.errors.now())).collect()
     }
 
+    /// Returns the counts of [`Volume::unrecorded_stats`] for a commit, which puts them on record
+    /// before it writes its superblock (law 6 of [`crate::barrier`]).
+    pub fn stats_for_commit(&self) -> Vec<(DevId, ErrorCounts)> {
+        let own = self.members.iter().filter(|member| !member.is_seed);
+        let differing = own.filter_map(|member| {
+            let counts = member.errors.for_commit();
+            (counts != member.errors.recorded()).then(|| (member.item().devid, counts))
+        });
+        differing.collect()
+    }
+
     /// Returns whether a device has failed a write or a flush since its counts were recorded.
     pub fn has_unrecorded_write_errors(&self) -> bool {
         self.members.iter().filter(|member| !member.is_seed).any(|member| {

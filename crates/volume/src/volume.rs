@@ -68,6 +68,9 @@ pub struct Volume {
     items: Mutex<BTreeMap<(DevId, [u8; 16]), DeviceItem>, rank::DeviceItems>,
     writable_degraded: AtomicBool,
     pub(crate) in_place: InPlace,
+    /// Held from the beginning of a flush until its result is recorded (law 10 of
+    /// [`crate::barrier`]).
+    pub(crate) device_flush: Mutex<(), rank::DeviceFlush>,
     pub(crate) write_guard: WriteGuard,
     /// The devices without which the volume is not complete, and that failed a flush (law 10 of
     /// [`crate::barrier`]).
@@ -103,6 +106,7 @@ impl Volume {
             items: Mutex::default(),
             writable_degraded: AtomicBool::new(false),
             in_place: InPlace::default(),
+            device_flush: Mutex::default(),
             write_guard: WriteGuard::default(),
             lost_writes: OnceLock::new(),
         };

@@ -6,7 +6,8 @@
 mod set;
 
 use butternut_device::{
-    Counters, Device, DeviceError, Fault, FileDevice, OpenDevice, RingTarget, Rule, WriteCache,
+    Counters, Device, DeviceError, Fault, FaultyDevice, FileDevice, MemoryDevice, OpenDevice,
+    RingTarget, Rule, When, WriteCache,
 };
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::chunk::BlockGroupFlags;
@@ -19,7 +20,9 @@ use butternut_volume::{
 };
 use set::{DEVICE_BYTES, START, Set, pattern, profiles, set, super_block};
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 const RAID1: BlockGroupFlags = BlockGroupFlags::RAID1;
@@ -183,6 +186,7 @@ fn superblocks_go_to_the_devices_that_have_not_failed() {
     );
     set.devices[1].remove(rule);
     raw.generation.set(10);
+    assert_eq!(set.volume.stats_for_commit().len(), 1);
     set.volume.flush().unwrap();
     set.volume.write_super(&raw).unwrap();
     assert_eq!((generation(&set, 0, 0), generation(&set, 1, 0)), (10, 10));
@@ -462,4 +466,123 @@ fn no_flush_succeeds_after_a_durable_write_that_failed() {
     let refused = volume.flush();
     assert!(matches!(refused, Err(VolumeError::NotFlushed { .. })), "{refused:?}");
     assert!(matches!(failed, NotDurable::Flush(_)), "{failed:?}");
+}
+
+/// A device that lost writes of a commit from its cache after the commit had taken the counts of
+/// failures does not get the superblock of that commit, though a later flush of it succeeds.
+#[test]
+fn a_device_that_lost_writes_after_the_counts_were_taken_gets_no_superblock() {
+    // The system chunk is on the first device, so the second may fail.
+    let set = set(RAID1, 2);
+    write_data(&set, START, &pattern(1, 8192)).unwrap();
+    // The commit records the counts in its trees.
+    assert!(set.volume.stats_for_commit().is_empty());
+    // The flush of another thread, of a log or of an overwrite in place, fails once.
+    let once = Rule { range: 0..u64::MAX, when: When::Times(1), fault: Fault::FlushError };
+    set.devices[1].add(once);
+    set.volume.flush().unwrap();
+    // The flush of the commit succeeds; the loss is on no record.
+    set.volume.flush().unwrap();
+    assert!(set.volume.has_unrecorded_write_errors());
+    let mut raw = super_block(1, 2);
+    raw.generation.set(8);
+    set.volume.write_super(&raw).unwrap();
+    assert_eq!(
+        (generation(&set, 0, 0), generation(&set, 1, 0)),
+        (8, 7),
+        "a device that lost writes looks complete and has no record"
+    );
+    // The commit after it has the record.
+    assert_eq!(set.volume.stats_for_commit().len(), 1);
+    raw.generation.set(9);
+    set.volume.flush().unwrap();
+    set.volume.write_super(&raw).unwrap();
+    assert_eq!((generation(&set, 0, 0), generation(&set, 1, 0)), (9, 9));
+}
+
+/// A disk that reports a loss to one flush only, as Linux does for one open file, and whose
+/// reporting flush returns late.
+#[derive(Debug)]
+struct ReportsLate {
+    disk: FaultyDevice,
+    flushes: AtomicUsize,
+    has_reported: AtomicBool,
+    other_is_over: AtomicBool,
+}
+
+impl Device for ReportsLate {
+    fn name(&self) -> &str {
+        self.disk.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.disk.bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
+        self.disk.read_at(offset, memory)
+    }
+
+    fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
+        self.disk.write_at(offset, memory)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        let result = self.disk.flush();
+        if self.flushes.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.has_reported.store(true, Ordering::Release);
+            let began = Instant::now();
+            // Not forever: with the mend the other flush waits for this one.
+            while !self.other_is_over.load(Ordering::Acquire)
+                && began.elapsed() < Duration::from_millis(500)
+            {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        result
+    }
+
+    fn discard(&self, _offset: u64, _bytes: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn ring_target(&self) -> Option<RingTarget<'_>> {
+        None
+    }
+
+    fn counters(&self) -> &Counters {
+        self.disk.counters()
+    }
+}
+
+/// Law 10: the loss may be of writes that the other flush is to make durable.
+#[test]
+fn no_flush_succeeds_beside_one_that_has_failed() {
+    let memory = MemoryDevice::new("memory", DEVICE_BYTES);
+    let device = Arc::new(ReportsLate {
+        disk: FaultyDevice::new(Arc::new(memory), 1),
+        flushes: AtomicUsize::new(0),
+        has_reported: AtomicBool::new(false),
+        other_is_over: AtomicBool::new(false),
+    });
+    let given = Arc::clone(&device) as Arc<dyn Device>;
+    let volume = set::volume_of(BlockGroupFlags(0), vec![given]);
+    assert_eq!(device.flushes.load(Ordering::Acquire), 0, "the open of a volume does not flush");
+    let once = Rule { range: 0..u64::MAX, when: When::Times(1), fault: Fault::FlushError };
+    device.disk.add(once);
+    volume.write_blocks(&[(Logical(START), &pattern(1, 16384))]).unwrap();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| volume.flush());
+        while !device.has_reported.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let second = volume.flush();
+        device.other_is_over.store(true, Ordering::Release);
+        assert!(first.join().unwrap().is_err());
+        assert!(second.is_err(), "the device has lost the block, and this flush succeeded");
+    });
 }

@@ -714,3 +714,20 @@ fn a_name_of_a_subvolume_is_never_a_placeholder_while_it_is_renamed() {
     });
     volume.reopen(filesystem);
 }
+
+/// fsync(2) of the directory that stands for a subvolume in a snapshot succeeds, as with the
+/// kernel (`simple_dir_operations`, `noop_fsync`).
+#[test]
+fn a_placeholder_can_be_synced() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let sub = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    let inside = FileId::root_of(sub);
+    filesystem.create_subvolume(inside, b"inner", &new(0o755)).unwrap();
+    filesystem.snapshot(sub, root, b"snap", SnapshotAccess::ReadWrite).unwrap();
+    let placeholder = filesystem.resolve(b"snap/inner", butternut::Follow::Last).unwrap();
+    assert!(placeholder.is_placeholder());
+    filesystem.sync_directory(placeholder).unwrap();
+    volume.reopen(filesystem);
+}

@@ -248,6 +248,8 @@ ranks! {
     // Space and volume.
     /// The free space, and what is reserved of it.
     Space
+    /// A flush of the devices, until its result is recorded.
+    DeviceFlush
     /// The next chunk map, before readers see it.
     ChunkMap
     /// The claim on the devices, while it is made.
