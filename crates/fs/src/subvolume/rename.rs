@@ -149,12 +149,7 @@ impl Filesystem {
 
     /// Returns the index of the entry of a subvolume, which the directory and the root tree must
     /// agree on (law 2).
-    fn index_of_subvolume(
-        &self,
-        tree: &Tree,
-        id: TreeId,
-        entry: (FileId, &[u8]),
-    ) -> Result<u64> {
+    fn index_of_subvolume(&self, tree: &Tree, id: TreeId, entry: (FileId, &[u8])) -> Result<u64> {
         let link = self.subvolume_link_at(id, entry)?;
         let index = names::index_of_subvolume(tree, &link)?;
         require(index == link.index, "index", index, link.index).map_err(corrupt_root_tree)?;
