@@ -265,6 +265,9 @@ impl InlineItem {
             .map_err(|refused| file.corrupt(refused.at(format_args!("extent item {key}"))))?;
         let FileExtent { ram_bytes, compression, body, .. } = extent;
         let ExtentBody::Inline(bytes) = body else { return Ok(None) };
+        // The clone writes it as one block.
+        require(ram_bytes <= SECTOR_BYTES, "ram_bytes", ram_bytes, "at most 4096, of inline data")
+            .map_err(|refused| file.corrupt(refused.at(format_args!("extent item {key}"))))?;
         Ok(Some(Self { ram_bytes, compression, bytes: bytes.to_vec() }))
     }
 

@@ -33,6 +33,14 @@ pub trait FilesystemExt {
     /// commit.
     fn frees_much(&self, shown: &StatFs) -> bool;
 
+    /// As [`Filesystem::sync`], and commits nothing if file data was lost, now or since the last
+    /// sync of all files. For a caller that then abandons all its changes; it has excluded other
+    /// commits.
+    ///
+    /// # Errors
+    /// As [`Filesystem::sync`].
+    fn sync_whole(&self) -> Result<()>;
+
     /// As [`Filesystem::sync`], for a caller that needs names to be durable: does not return a loss
     /// of file data, which is left for a sync of the file and for the next [`Filesystem::sync`].
     ///
@@ -146,6 +154,10 @@ impl FilesystemExt for Filesystem {
 
     fn frees_much(&self, shown: &StatFs) -> bool {
         Filesystem::frees_much(self, shown)
+    }
+
+    fn sync_whole(&self) -> Result<()> {
+        Filesystem::sync_whole(self)
     }
 
     fn sync_names(&self) -> Result<()> {

@@ -16,6 +16,7 @@
 
 use std::ffi::OsString;
 
+use butternut::server::FilesystemExt;
 use butternut::{DevicePath, Error, FileId, Filesystem, Follow, NewInode, Stat, TOP_LEVEL};
 use rustix::process::{getegid, geteuid};
 use serde_json::Value;
@@ -196,7 +197,7 @@ impl Transaction {
 
     /// Commits now (law 1).
     pub(crate) fn commit(&mut self) -> Result<(), Failure> {
-        self.filesystem().sync().map_err(|error| self.failure(&error))?;
+        self.filesystem().sync_whole().map_err(|error| self.failure(&error))?;
         self.is_committed = true;
         Ok(())
     }

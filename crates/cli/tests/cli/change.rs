@@ -445,3 +445,40 @@ fn cp_shares_the_data_of_files() {
     assert!(volume.failure("cp VOL one two gone").contains("several files cannot be copied"));
     assert!(volume.failure("cp VOL gone x").starts_with("gone: no such file or directory ("));
 }
+
+/// The data of small files is written by the last sync, which commits although some was lost.
+#[test]
+fn an_import_whose_data_cannot_be_written_changes_nothing() {
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let source = scratch.path().join("src");
+    fs::create_dir(&source).unwrap();
+    let mut random = fs::File::open("/dev/urandom").unwrap();
+    for number in 0..60 {
+        let mut data = vec![0; 40_000];
+        std::io::Read::read_exact(&mut random, &mut data).unwrap();
+        fs::write(source.join(format!("f{number}")), data).unwrap();
+    }
+    let image = scratch.path().join("a.img");
+    let image = image.to_str().unwrap();
+    let program = command().get_program().to_str().unwrap().to_owned();
+    let mut failed = 0;
+    // Writes after this many KiB of the image fail with EFBIG: data, or metadata, or both.
+    for limit in (5600..9600).step_by(200) {
+        drop(fs::remove_file(image));
+        butternut(&["mkfs", "-q", "--mixed", "--size", "64M", image]).ok();
+        let script = format!(
+            "trap '' XFSZ; ulimit -f {limit}; exec {program} import {image} {} /",
+            source.display()
+        );
+        let ran = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+        let listed = butternut(&["ls", image, "/"]).ok();
+        if ran.status.success() {
+            assert_eq!(listed, "src\n");
+            continue;
+        }
+        failed += 1;
+        let why = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(listed, "", "limit {limit}: the import failed ({why}), and is in the volume");
+    }
+    assert!(failed > 5, "{failed}");
+}

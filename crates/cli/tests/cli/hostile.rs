@@ -449,3 +449,54 @@ fn a_directory_whose_entries_have_no_index_is_removed_as_the_message_says() {
     butternut(&["rm", "-r", image, "/dir"]).ok();
     assert_eq!(butternut(&["ls", image, "/"]).ok(), "");
 }
+
+/// An inline extent of more than one sector, as only a crafted volume has, reads as its bytes. A
+/// clone has the same bytes, or fails.
+#[test]
+fn a_clone_of_an_overlong_inline_extent_has_its_bytes_or_fails() {
+    let scratch = tempfile::tempdir().unwrap();
+    let whole = [vec![b'A'; 4096], vec![b'B'; 4096]].concat();
+    let mut packed = flate(&whole); // zlib stream of `whole`, some 40 bytes
+    let mut ino = 0;
+    let image = volume(scratch.path(), |fs| {
+        let id = fs.create(fs.root(), b"long", &new()).unwrap();
+        fs.open_file(id).unwrap().write_at(0, &vec![0x55; packed.len()]).unwrap();
+        ino = id.ino;
+    });
+    rewrite_items(&image, |key, data| match (number(&key[..8]), key[8]) {
+        (objectid, INODE_ITEM) if objectid == ino => {
+            data[16..24].copy_from_slice(&8000_u64.to_le_bytes());
+            true
+        }
+        (objectid, EXTENT_DATA) if objectid == ino => {
+            data[8..16].copy_from_slice(&8192_u64.to_le_bytes());
+            data[16] = 1;
+            data[21..].copy_from_slice(&packed);
+            true
+        }
+        _ => false,
+    });
+    packed.clear();
+    let image = image.to_str().unwrap();
+    assert_eq!(butternut(&["cat", image, "long"]).bytes, whole[..8000]);
+    let ran = butternut(&["cp", image, "long", "copy"]);
+    if ran.code == Some(0) {
+        assert_eq!(butternut(&["cat", image, "copy"]).bytes, whole[..8000]);
+    }
+}
+
+/// Python is there for other tests, too.
+fn flate(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut python = std::process::Command::new("python3")
+        .args([
+            "-c",
+            "import sys,zlib; sys.stdout.buffer.write(zlib.compress(sys.stdin.buffer.read(), 9))",
+        ])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    python.stdin.take().unwrap().write_all(bytes).unwrap();
+    python.wait_with_output().unwrap().stdout
+}

@@ -123,7 +123,8 @@ fn difference<'a>(old: &[ExtentItem<'a>], new: Vec<ExtentItem<'a>>) -> Rewrite<'
     let mut rewrite = Rewrite::default();
     let mut references: BTreeMap<(u64, u64), (Reference, i64)> = BTreeMap::new();
     let mut count = |item: &ExtentItem<'_>, by: i64| {
-        rewrite.bytes_used += i64::try_from(item.bytes_used()).unwrap_or(0) * by;
+        let bytes = i64::try_from(item.bytes_used()).unwrap_or(0).saturating_mul(by);
+        rewrite.bytes_used = rewrite.bytes_used.saturating_add(bytes);
         if let Some(reference) = item.reference() {
             let key = (reference.extent.logical.0, reference.offset);
             references.entry(key).or_insert((reference, 0)).1 += by;

@@ -91,6 +91,18 @@ impl Filesystem {
         done.and(lost.map_or(Ok(()), |error| Err(error.into())))
     }
 
+    /// As [`FilesystemExt::sync_whole`](crate::server::FilesystemExt::sync_whole).
+    pub(crate) fn sync_whole(&self) -> Result<()> {
+        if let Some(write_state) = &self.shared.write_state
+            && !write_state.is_abandoned()
+        {
+            self.write_back_all(write_state)?;
+            let lost = self.shared.source.check_errors_and_keep(&self.shared.errors);
+            lost.map_or(Ok(()), |error| Err(Error::from(error)))?;
+        }
+        self.sync()
+    }
+
     /// As [`FilesystemExt::sync_names`](crate::server::FilesystemExt::sync_names).
     pub(crate) fn sync_names(&self) -> Result<()> {
         let done = match self.write_back_then_commit() {

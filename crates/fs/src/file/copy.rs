@@ -11,7 +11,7 @@
 //! 1. The result is that of a copy, whatever was shared.
 //! 2. A copy whose blocks cannot be shared is made by reads and writes: where the offsets differ in
 //!    their blocks, between filesystems, where only one file has checksums, from an open file of a
-//!    deleted subvolume, and to an append-only file.
+//!    deleted subvolume, and to an append-only file. Its holes are holes of the copy.
 //! 3. A copy that fails after a part of it was shared or copied returns the length of that part,
 //!    like a short write. An error of a synchronous file's sync is returned in any case.
 
@@ -93,7 +93,8 @@ impl File {
         is_same_volume && self.id() == other.id()
     }
 
-    /// Copies a range by reads and writes. Returns the number of bytes copied.
+    /// Copies a range by reads and writes, and its holes as holes. Returns the number of bytes
+    /// copied.
     fn copy_bytes(
         &self,
         to: u64,
@@ -101,27 +102,63 @@ impl File {
         range: Range<u64>,
         privileges: Privileges,
     ) -> Result<u64> {
-        let (from, bytes) = (range.start, range.end.saturating_sub(range.start));
-        let mut buf = vec![0; COPY_BYTES.min(usize::try_from(bytes).unwrap_or(COPY_BYTES))];
-        let mut done = 0;
-        while done < bytes {
-            let want = buf.len().min(usize::try_from(bytes - done).unwrap_or(buf.len()));
-            let copied = other.read_at(from + done, &mut buf[..want]).and_then(|read| {
-                let written = self.write_as(to + done, &buf[..read], privileges)?;
-                Ok((read, written))
-            });
-            match copied {
-                Ok((read, written)) => {
-                    done += length(written);
-                    if read == 0 || written < read {
-                        break;
-                    }
-                }
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
+        let mut buf = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let target = to + (at - range.start);
+            match self.copy_piece(target, other, at..range.end, &mut buf, privileges) {
+                Ok(0) => break,
+                Ok(copied) => at += copied,
+                Err(error) if at == range.start => return Err(error),
+                Err(_) => break,
             }
         }
-        Ok(done)
+        Ok(at - range.start)
+    }
+
+    /// Copies a hole, or at most [`COPY_BYTES`] of data, from the beginning of a range. Returns the
+    /// number of bytes copied: none if `other` ends there.
+    fn copy_piece(
+        &self,
+        to: u64,
+        other: &Self,
+        range: Range<u64>,
+        buf: &mut Vec<u8>,
+        privileges: Privileges,
+    ) -> Result<u64> {
+        let end = other.len().min(range.end);
+        if range.start >= end {
+            return Ok(0);
+        }
+        let data = other.seek_data(range.start)?.map_or(end, |data| data.min(end));
+        if data > range.start {
+            let bytes = data - range.start;
+            self.copy_hole(to..to + bytes, privileges)?;
+            return Ok(bytes);
+        }
+        let end = other.seek_hole(range.start)?.map_or(end, |hole| hole.min(end));
+        let bytes = end.saturating_sub(range.start);
+        buf.resize(usize::try_from(bytes).map_or(COPY_BYTES, |bytes| bytes.min(COPY_BYTES)), 0);
+        let read = other.read_at(range.start, buf)?;
+        let written = self.write_as(to, buf.get(..read).unwrap_or_default(), privileges)?;
+        Ok(length(written))
+    }
+
+    /// Makes a range of this file a hole. The file ends at its end or later.
+    fn copy_hole(&self, range: Range<u64>, privileges: Privileges) -> Result<()> {
+        let _watch = self.watch_panics();
+        self.alter(privileges, |file, inode, stamp| {
+            self.may_write(inode)?;
+            let size = file.size();
+            self.may_write_at(inode, size, Some(range.start))?;
+            if range.start < size {
+                file.punch_hole(range.start..range.end.min(size), &mut *stamp)?;
+            }
+            if size < range.end {
+                file.truncate(range.end, stamp)?;
+            }
+            Ok(())
+        })
     }
 }
 

@@ -351,7 +351,7 @@ impl File {
     }
 
     /// Changes the file's bytes under its inode lock, and updates the inode (law 2).
-    fn alter<R>(
+    pub(super) fn alter<R>(
         &self,
         privileges: Privileges,
         change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,

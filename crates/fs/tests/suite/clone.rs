@@ -567,3 +567,27 @@ fn a_compressed_inline_file_is_not_inline_after_a_clone_behind_its_first_block()
         volume.reopen(fs);
     }
 }
+
+/// A file without checksums cannot share with one that has them. Its holes are copied as holes.
+#[test]
+fn a_copy_of_a_sparse_file_that_cannot_be_shared_stays_sparse() {
+    let volume = volume();
+    let fs = volume.open();
+    let (source, target) = (make(&fs, "source", NO_COW), make(&fs, "target", 0));
+    put(&source, 1 << 20, &bytes(1, BLOCK));
+    source.truncate(1 << 40).unwrap();
+    let mut done = 0;
+    while done < 1 << 40 {
+        let copied = target.copy_range(done, &source, done, (1 << 40) - done).unwrap();
+        assert!(copied > 0);
+        done += copied;
+    }
+    assert_eq!(target.len(), 1 << 40);
+    assert_eq!(target.seek_data(0).unwrap(), Some(1 << 20));
+    assert_eq!(target.seek_data((1 << 20) + BLOCK).unwrap(), None);
+    // Also over data that the target had.
+    let over = make(&fs, "over", 0);
+    put(&over, 0, &bytes(2, 4 * BLOCK));
+    over.copy_range(0, &source, 0, 4 * BLOCK).unwrap();
+    assert_reads(&over, &[0; 4 * 4096]);
+}

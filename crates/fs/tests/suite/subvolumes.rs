@@ -705,12 +705,14 @@ fn a_name_of_a_subvolume_is_never_a_placeholder_while_it_is_renamed() {
         for round in 0..600 {
             let (from, to) = (places[round % 3], places[(round + 1) % 3]);
             filesystem.rename(from, to, RenameFlags::default()).unwrap();
-            if readers.iter().any(|reader| reader.is_finished()) {
+            if readers.iter().any(std::thread::ScopedJoinHandle::is_finished) {
                 break;
             }
         }
         done.store(true, std::sync::atomic::Ordering::Release);
-        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        for reader in readers {
+            reader.join().unwrap();
+        }
     });
     volume.reopen(filesystem);
 }

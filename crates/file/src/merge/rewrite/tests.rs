@@ -323,3 +323,16 @@ proptest! {
         prop_assert_eq!(used(&old) + rewrite.bytes_used, used(&new));
     }
 }
+
+#[test]
+fn the_bytes_of_crafted_extents_do_not_overflow() {
+    let item = |start: u64| {
+        let disk = DiskExtent { logical: Logical(1 << 30), bytes: 1 << 62 };
+        let run = ExtentRun { offset: 0, num_bytes: 1 << 62 };
+        ExtentItem { start, extent: FileExtent::regular(OLD, disk, run), is_new: false }
+    };
+    let old = [item(0), item(1 << 62), item(1 << 63)];
+    let rewrite = plan(&old, std::slice::from_ref(&(0..u64::MAX)), Vec::new(), &[]).unwrap();
+    assert_eq!(rewrite.changes.len(), 3);
+    assert!(rewrite.bytes_used < 0);
+}
