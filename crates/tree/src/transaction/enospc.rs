@@ -17,6 +17,8 @@ pub struct EnospcInjector(Arc<State>);
 struct State {
     /// Fail every n-th reservation; 0 fails none, [`GROWTH`] all but deletions.
     every: AtomicU64,
+    /// Fail all reservations from the one of this number on; 0 fails none.
+    from: AtomicU64,
     seen: AtomicU64,
     failed: AtomicU64,
 }
@@ -47,6 +49,12 @@ impl EnospcInjector {
         self.0.every.store(nth, Ordering::Relaxed);
     }
 
+    /// Fails the `nth` reservation for any purpose, counted from this call on, and all later ones.
+    pub fn fail_from(&self, nth: u64) {
+        self.0.seen.store(0, Ordering::Relaxed);
+        self.0.from.store(nth, Ordering::Relaxed);
+    }
+
     /// Fails every reservation that does not free space in the end.
     pub fn fail_growth(&self) {
         self.0.every.store(GROWTH, Ordering::Relaxed);
@@ -54,6 +62,7 @@ impl EnospcInjector {
 
     /// Fails no reservation from this call on.
     pub fn fail_none(&self) {
+        self.0.from.store(0, Ordering::Relaxed);
         self.0.every.store(0, Ordering::Relaxed);
     }
 
@@ -63,7 +72,9 @@ impl EnospcInjector {
     }
 
     pub(crate) fn check(&self, purpose: Purpose) -> Result<(), TreeError> {
+        let from = self.0.from.load(Ordering::Relaxed);
         let is_failed = match self.0.every.load(Ordering::Relaxed) {
+            0 if from > 0 => self.0.seen.fetch_add(1, Ordering::Relaxed).saturating_add(1) >= from,
             0 => false,
             GROWTH => purpose == Purpose::Growth,
             every => {
