@@ -293,3 +293,15 @@ proptest! {
         }
     }
 }
+
+/// A path through such an entry would lead elsewhere.
+#[test]
+fn no_entry_has_the_name_of_its_directory_or_of_the_parent() {
+    let location = Key::new(257, ItemType::INODE_ITEM, 0);
+    for name in [&b"."[..], b".."] {
+        let item = entry(location, 2, name, b"");
+        let refused = DirEntries::new(&item).next().unwrap().unwrap_err();
+        assert_eq!(refused.field, "name");
+    }
+    assert!(DirEntries::new(&entry(location, 2, b"...", b"")).all(|entry| entry.is_ok()));
+}
