@@ -301,7 +301,7 @@ fn no_entry_has_the_name_of_its_directory_or_of_the_parent() {
     for name in [&b"."[..], b".."] {
         let item = entry(location, 2, name, b"");
         let refused = DirEntries::new(&item).next().unwrap().unwrap_err();
-        assert_eq!(refused.field, "name");
+        assert!(refused.to_string().contains("name"), "{refused}");
     }
     assert!(DirEntries::new(&entry(location, 2, b"...", b"")).all(|entry| entry.is_ok()));
 }
