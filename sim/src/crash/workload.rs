@@ -5,7 +5,8 @@
 //! 1. The engine's own checker finds no damage in the image as the crash left it.
 //! 2. The image opens for writing.
 //! 3. It shows the model's state after one step of the allowed range. Data of files that were not
-//!    synced is excepted: it may be as after any step since the file's last sync.
+//!    synced is excepted: it may be as after any step since the file's last sync, and a copy may
+//!    have grown the file by a part of its whole blocks.
 //! 4. More operations agree with that state, and so does the tree after closing and opening the
 //!    image again.
 
@@ -204,7 +205,7 @@ fn record_file_syncs(
                 synced.push(FileSync { number, blocks, position, step: step - 1 });
             }
             RequestKind::Write { offset, bytes, is_durable: true, .. }
-                if model.may_write(&request.file) =>
+                if model.accepts_writes(&request.file) =>
             {
                 builder.mark_names_durable(device, step);
                 let blocks = offset / 4096..(offset + bytes).div_ceil(4096);
@@ -294,7 +295,8 @@ impl WorkloadRecord {
                 })
             };
             let numbers = since.iter().flat_map(|(_, node)| node.content.numbers());
-            if since.iter().any(|(_, node)| node.size == have.size)
+            let is_of_state = since.iter().any(|(_, node)| node.size == have.size);
+            if (is_of_state || self.is_size_within_copy(have.size, &since))
                 && numbers
                     .chain(have.content.numbers())
                     .all(|number| number * 4096 >= have.size || is_of(number))
@@ -305,6 +307,17 @@ impl WorkloadRecord {
             }
         }
         adapted
+    }
+
+    /// Returns whether a file may have this size after a part of a copy, of whose states `since` is
+    /// a list: a copy shares whole blocks before it writes the rest.
+    fn is_size_within_copy(&self, size: u64, since: &[(usize, &Node)]) -> bool {
+        since.windows(2).any(|pair| {
+            let [(before, old), (after, new)] = pair else { return false };
+            let is_copy = matches!(self.script.get(*before), Some(Operation::Copy { .. }));
+            let is_whole = size.is_multiple_of(4096);
+            *after == before + 1 && is_copy && is_whole && (old.size..=new.size).contains(&size)
+        })
     }
 
     /// Describes how the tree differs from the allowed state that is most like it.

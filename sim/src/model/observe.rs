@@ -60,9 +60,10 @@ impl Model {
         self.file(file, false).ok()
     }
 
-    /// Returns whether a new open for writing succeeds.
-    pub fn may_write(&self, file: &File) -> bool {
-        self.file(file, true).is_ok()
+    /// Returns whether the file's flags allow every write, also through a file that is open.
+    pub fn accepts_writes(&self, file: &File) -> bool {
+        let is_free = |ino| !self.rules.guards_open_files || !self.inode(ino).is_guarded();
+        self.file(file, true).is_ok_and(is_free)
     }
 
     pub fn size_open(&self, slot: u8) -> Option<u64> {
