@@ -22,6 +22,7 @@ mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod mounted;
 mod mv;
+mod new_entry;
 mod per_path;
 mod progress;
 mod property;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// An error of a lookup, a read or a write of one file.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FileError {
-    /// The subvolume's tree or the checksum tree could not be searched.
-    #[error("the trees that describe a file cannot be searched")]
+    /// The subvolume's tree or the checksum tree could not be searched, or the volume is full.
+    #[error("{}", cause_of(.0))]
     Tree(#[source] Arc<TreeError>),
     /// An extent item is invalid, or extent items contradict each other.
     #[error("tree {tree} inode {ino} is corrupt")]
@@ -91,5 +91,26 @@ impl From<TreeError> for FileError {
             return Self::WouldBlock;
         }
         Self::Tree(Arc::new(error))
+    }
+}
+
+/// Returns what a failure in a tree means for a file.
+fn cause_of(error: &TreeError) -> &'static str {
+    if matches!(error, TreeError::NoSpace { .. }) {
+        return "the volume is full";
+    }
+    "the trees that describe a file cannot be searched"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_volume_is_named_as_such() {
+        let full = FileError::from(TreeError::NoSpace { bytes: 4096 });
+        assert_eq!(full.to_string(), "the volume is full");
+        let other = FileError::from(TreeError::NotWritable);
+        assert_eq!(other.to_string(), "the trees that describe a file cannot be searched");
     }
 }

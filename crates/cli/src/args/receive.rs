@@ -8,7 +8,7 @@ use clap::Args;
 pub(super) const RECEIVE_HELP: &str = "\
 Each subvolume of the stream is created in the directory PATH of the volume. It becomes read-only
 when it is complete, and is durable then. If the stream is damaged or cannot be applied, the
-subvolume that is not complete is deleted, and those before it stay and are reported.
+subvolume that is not complete is deleted, and those before it stay; -v and --json report them.
 
 Streams of `btrfs send` of versions 1 and 2 are accepted, also with --compressed-data; compressed
 data is decompressed, and needs that much space. For an incremental stream (btrfs send -p), the

@@ -70,9 +70,10 @@ snapshot:
   butternut subvolume snapshot [-r] MOUNT/SOURCE MOUNT/DESTINATION";
 
 const DELETE_HELP: &str = "\
-All subvolumes are looked up first. Then each deletion is durable at once: if the command fails,
-those before it stay, and are reported. The space is freed before the command ends. If the command
-is interrupted, or with --keep-space, the next mount for writing frees the rest.
+All subvolumes are looked up first, except by id on a mount. Then each deletion is durable at once:
+if the command fails, those before it stay deleted; -v and --json report them. The space is freed
+before the command ends. If the command is interrupted, or with --keep-space, the next mount for
+writing frees the rest.
 
 Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 

@@ -2,7 +2,7 @@
 
 use butternut::{Error, File, FileId, FileKind, Follow, Privileges, SetAttributes, SetTime, Stat};
 
-use super::mv::is_directory;
+use super::mv::{MadeNames, is_directory};
 use super::transaction::{Location, Transaction, failed, new_inode, split};
 use super::write::write_all;
 use crate::args::{CpArgs, GlobalArgs, Reflink};
@@ -26,6 +26,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &CpArgs, out: &mut Output) -> Outco
         )
         .hint("create it with `butternut mkdir`, or copy one file"));
     }
+    let mut made = MadeNames::default();
     for path in sources {
         let to = if is_into {
             let dir = transaction.find(dest, Follow::Last)?;
@@ -33,6 +34,8 @@ pub(crate) fn run(global: &GlobalArgs, args: &CpArgs, out: &mut Output) -> Outco
         } else {
             transaction.locate(dest)?
         };
+        to.refuse_slash()?;
+        made.add(&to)?;
         copy(&mut transaction, args, path, &to)?;
     }
     transaction.finish(global, out, |object| object)

@@ -61,7 +61,9 @@ pub(crate) fn run(global: &GlobalArgs, args: &ExportArgs, out: &mut Output) -> O
     let stat =
         opened.filesystem.stat(id).map_err(|error| Failure::of(text::escaped(&path), &error))?;
     raise_open_files_limit();
-    let device_bytes = opened.filesystem.devices().iter().map(|device| device.device_bytes).sum();
+    let devices = opened.filesystem.devices();
+    let device_bytes = devices.iter().map(|device| device.device_bytes);
+    let device_bytes = device_bytes.fold(0, u64::saturating_add);
     let export = Arc::new(Export {
         extent_bytes_max: EXTENT_BYTES_MIN.max(device_bytes),
         filesystem: opened.filesystem.clone(),
@@ -110,6 +112,10 @@ impl Destination {
         if dest.symlink_metadata().is_ok() {
             return Err(Failure::new(shown, "exists and is not a directory")
                 .hint("name a path that does not exist, or a directory"));
+        }
+        if !top.is_directory() && dest.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            return Err(Failure::new(shown, "not a directory")
+                .hint("leave out the slash at the end, or make the directory first"));
         }
         let parent = match dest.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),

@@ -59,7 +59,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &ImportArgs, out: &mut Output) -> O
     let source = Source::open(&args.src, false)?;
     let mut transaction = Transaction::open(global, &args.volume)?;
     let dest = text::bytes(&args.dest);
-    let top = top_of(&transaction, name_of(typed), &dest)?;
+    let top = top_of(&transaction, &source, name_of(typed), &dest)?;
     let volume_files = files_of(transaction.devices());
     let rules = Rules { no_owner: args.import_options.no_owner, epoch: None };
     let progress = Progress::new(global);
@@ -119,7 +119,12 @@ fn name_of(typed: &[u8]) -> Option<&[u8]> {
 }
 
 /// Determines the destination: a new name, or an existing directory itself.
-fn top_of(transaction: &Transaction, name: Option<&[u8]>, dest: &[u8]) -> Result<Top, Failure> {
+fn top_of(
+    transaction: &Transaction,
+    source: &Source,
+    name: Option<&[u8]>,
+    dest: &[u8],
+) -> Result<Top, Failure> {
     let there = match transaction.filesystem().resolve(dest, Follow::Last) {
         Ok(id) => Some(id),
         Err(Error::NotFound) => None,
@@ -134,6 +139,9 @@ fn top_of(transaction: &Transaction, name: Option<&[u8]>, dest: &[u8]) -> Result
         (Some(id), None) => Ok(Top::Itself(id)),
         (None, _) => {
             let location = transaction.locate(dest)?;
+            if matches!(source, Source::File { .. }) {
+                location.refuse_slash()?;
+            }
             Ok(named(location.dir, &location.name))
         }
     }

@@ -17,6 +17,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &LnArgs, out: &mut Output) -> Outco
     } else {
         transaction.locate(&name)?
     };
+    location.refuse_slash()?;
     if args.symbolic {
         remove_existing(&mut transaction, args, &location, None)?;
         let new = new_inode(0o777);

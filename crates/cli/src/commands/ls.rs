@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::io::Write;
 
-use butternut::{DirEntry, FIRST_ENTRY, FileId, FileKind, Follow, Stat};
+use butternut::{DirEntry, Error, FIRST_ENTRY, FileId, FileKind, Follow, Stat};
 
-use super::walk::{WalkEntry, WalkError, WalkPath, directory_cycle};
+use super::walk::{DEPTH_MAX, WalkEntry, WalkError, WalkPath, directory_cycle};
 use crate::args::{GlobalArgs, LsArgs};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::table::{Side, Table};
@@ -83,17 +83,7 @@ impl Lister<'_> {
                 }
             };
             if self.args.recursive {
-                let below = entries.iter().filter(|entry| entry.kind == FileKind::Directory);
-                let below = below.filter(|entry| entry.name != b"." && entry.name != b"..");
-                let below = below.map(|entry| WalkEntry {
-                    path: found.path.child(entry.name.clone()),
-                    id: entry.id,
-                    kind: entry.kind,
-                    depth: found.depth + 1,
-                });
-                let mut below: Vec<WalkEntry> = below.filter(|b| b.depth < 4096).collect();
-                below.reverse();
-                pending.extend(below);
+                pending.extend(self.below(&found, &entries));
             }
             let parent = found.path.bytes();
             let mut lines = Vec::new();
@@ -110,6 +100,24 @@ impl Lister<'_> {
             self.print(lines, out)?;
         }
         Ok(())
+    }
+
+    /// Returns the directories in a directory, last one first. If they are too deep, each is
+    /// reported instead.
+    fn below(&mut self, found: &WalkEntry, entries: &[DirEntry]) -> Vec<WalkEntry> {
+        let below = entries.iter().filter(|entry| entry.kind == FileKind::Directory);
+        let below = below.filter(|entry| entry.name != b"." && entry.name != b"..");
+        let below = below.map(|entry| WalkEntry {
+            path: found.path.child(entry.name.clone()),
+            id: entry.id,
+            kind: entry.kind,
+            depth: found.depth + 1,
+        });
+        let (below, too_deep): (Vec<_>, Vec<_>) = below.rev().partition(|b| b.depth < DEPTH_MAX);
+        for found in too_deep.iter().rev() {
+            self.failed(&found.path.bytes(), &Error::NameTooLong);
+        }
+        below
     }
 
     fn entries(&mut self, found: &WalkEntry) -> Result<Vec<DirEntry>, WalkError> {

@@ -3,7 +3,8 @@
 //!
 //! 1. An argument that is a directory, or does not exist below one in a mounted volume, is a path
 //!    of that volume. Any other one names a volume that is not mounted, unless it is a file in a
-//!    mounted volume and nothing names a path in it.
+//!    mounted volume and nothing names a path in it. An argument that begins with an existing file
+//!    names a volume, too: `DIR/disk.img@5`.
 //! 2. Data that other programs have written is in a snapshot: it is synced first.
 
 use std::ffi::{OsStr, OsString};
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use butternut_fuse::is_own_type;
 use butternut_sys::{mounts, subvolume_calls};
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 use super::transaction::received;
@@ -24,6 +25,7 @@ use crate::control::device_number;
 use crate::failure::{Completion, Failure, Outcome, USAGE_STATUS};
 use crate::output::json::Object;
 use crate::output::{Output, json, stderr_line, text};
+use crate::volume::arg;
 
 const KERNEL_TYPE: &str = "btrfs";
 
@@ -34,6 +36,7 @@ pub(crate) fn is_path(argument: &OsStr, is_alone: bool) -> bool {
     match path.metadata() {
         Ok(found) if found.is_dir() => true,
         Ok(_) => is_alone && is_in_mount(&parent(path)),
+        Err(_) if arg::begins_with_device(argument) => false,
         // With paths behind it, it is the misspelt name of an image.
         Err(_) if !is_alone && !argument.as_bytes().contains(&b'/') => false,
         Err(_) => {
@@ -77,6 +80,17 @@ impl<'a> Changes<'a> {
         self.done.push((what, path.as_os_str().as_bytes().to_vec()));
     }
 
+    /// As [`Self::finish`], for a command that may have failed midway: what it has done before is
+    /// reported, and the failure returned.
+    fn finish_after(self, done: Result<(), Failure>, out: &mut Output) -> Outcome {
+        let Err(failure) = done else { return self.finish(out) };
+        if !self.done.is_empty() {
+            // The first failure is the one to return.
+            drop(self.finish(out));
+        }
+        Err(failure)
+    }
+
     fn finish(self, out: &mut Output) -> Outcome {
         if self.global.json {
             let object = |(what, path): &(&str, Vec<u8>)| {
@@ -92,12 +106,13 @@ impl<'a> Changes<'a> {
 /// Creates empty subvolumes.
 pub(crate) fn create(global: &GlobalArgs, paths: &[&OsString], out: &mut Output) -> Outcome {
     let mut changes = Changes::new(global);
-    for path in paths.iter().map(Path::new) {
+    let done = paths.iter().map(Path::new).try_for_each(|path| {
         let (dir, name) = entry(path)?;
         subvolume_calls::create(dir.as_fd(), name).map_err(|error| failed(path, &error))?;
         changes.record("created", path);
-    }
-    changes.finish(out)
+        Ok(())
+    });
+    changes.finish_after(done, out)
 }
 
 /// Creates a snapshot of a subvolume at a path, or in an existing directory.
@@ -126,15 +141,32 @@ pub(crate) fn snapshot(
     changes.finish(out)
 }
 
-/// Deletes subvolumes by path.
+/// Deletes subvolumes by path, after it has looked all of them up.
 pub(crate) fn delete(global: &GlobalArgs, paths: &[&OsString], out: &mut Output) -> Outcome {
+    paths.iter().map(Path::new).try_for_each(require_subvolume)?;
     let mut changes = Changes::new(global);
-    for path in paths.iter().map(Path::new) {
+    let done = paths.iter().map(Path::new).try_for_each(|path| {
         let (dir, name) = entry(path)?;
         subvolume_calls::delete(dir.as_fd(), name).map_err(|error| not_deleted(path, &error))?;
         changes.record("deleted", path);
-    }
-    changes.finish(out)
+        Ok(())
+    });
+    changes.finish_after(done, out)
+}
+
+/// Fails if no subvolume is at a path. One that the caller may not read is left to the call that
+/// deletes it.
+fn require_subvolume(path: &Path) -> Result<(), Failure> {
+    let (dir, name) = entry(path)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let found = match openat(&dir, name, flags, Mode::empty()) {
+        Ok(opened) => subvolume_calls::is_read_only(opened.as_fd()).map(drop),
+        Err(Errno::ACCESS) => Ok(()),
+        // A file or a symlink.
+        Err(Errno::NOTDIR | Errno::LOOP) => Err(Errno::INVAL.into()),
+        Err(errno) => Err(errno.into()),
+    };
+    found.map_err(|error| not_deleted(path, &error))
 }
 
 /// Deletes subvolumes of the volume that contains `path` by id.
@@ -147,13 +179,14 @@ pub(crate) fn delete_ids(
     let path = Path::new(path);
     let dir = open(path).map_err(|error| failed(path, &error))?;
     let mut changes = Changes::new(global);
-    for id in ids {
+    let done = ids.iter().try_for_each(|id| {
         let name = PathBuf::from(id.to_string());
         let deleted = subvolume_calls::delete_by_id(dir.as_fd(), *id);
         deleted.map_err(|error| not_deleted(&name, &error))?;
         changes.record("deleted", &name);
-    }
-    changes.finish(out)
+        Ok(())
+    });
+    changes.finish_after(done, out)
 }
 
 /// Sets the default subvolume: that of a path, or the one with an id.

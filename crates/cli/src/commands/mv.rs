@@ -1,8 +1,12 @@
 //! `mv`: moves and renames files within a subvolume, and subvolumes.
 //!
-//! The rename of a subvolume commits at once, so it is alone in its transaction.
+//! 1. The rename of a subvolume commits at once, so it is alone in its transaction.
+//! 2. A command does not replace what it has made: two files of one name are not moved over each
+//!    other ([`MadeNames`]).
 
-use butternut::{FileKind, Follow, RenameFlags};
+use std::collections::HashSet;
+
+use butternut::{FileId, FileKind, Follow, RenameFlags};
 
 use super::transaction::{Location, Transaction, failed, refuse_subvolume};
 use super::walk::WalkPath;
@@ -27,6 +31,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &MvArgs, out: &mut Output) -> Outco
         )
         .hint("create it with `butternut mkdir`, or move one file"));
     }
+    let mut made = MadeNames::default();
     for source in sources {
         let from = transaction.locate(source)?;
         let to = if is_into {
@@ -35,9 +40,28 @@ pub(crate) fn run(global: &GlobalArgs, args: &MvArgs, out: &mut Output) -> Outco
         } else {
             transaction.locate(dest)?
         };
+        made.add(&to)?;
         rename(&mut transaction, args, &from, &to)?;
     }
     transaction.finish(global, out, |object| object)
+}
+
+/// The names that a command has made or is about to make (law 2).
+#[derive(Default)]
+pub(super) struct MadeNames(HashSet<(FileId, Vec<u8>)>);
+
+impl MadeNames {
+    /// Adds a name.
+    ///
+    /// # Errors
+    /// Fails if it was added before.
+    pub(super) fn add(&mut self, to: &Location) -> Result<(), Failure> {
+        if self.0.insert((to.dir, to.name.clone())) {
+            return Ok(());
+        }
+        Err(Failure::new(text::escaped(&to.path), "two of the files would get this name")
+            .hint("name the destination of one of them in a command of its own"))
+    }
 }
 
 /// Returns whether a path leads to a directory, following symlinks.
@@ -67,6 +91,13 @@ fn rename(
         refuse_subvolume(from.dir, &stat, &shown, "moved")?;
     }
     let there = transaction.existing(to)?;
+    let kind = match there {
+        Some(there) if args.exchange => transaction.stat(there, &to.path)?.kind,
+        _ => stat.kind,
+    };
+    if kind != FileKind::Directory {
+        to.refuse_slash()?;
+    }
     if (from.dir, &from.name) == (to.dir, &to.name) {
         return Err(Failure::new(text::escaped(&from.path), "is already at the destination"));
     }

@@ -19,7 +19,7 @@ const READ_ONLY: &str = "ro";
 
 pub(crate) fn get(global: &GlobalArgs, args: &PropertyGetArgs, out: &mut Output) -> Outcome {
     let is_name = |name: Option<&OsString>| name.is_none_or(|name| name == READ_ONLY);
-    let read_only = match (mounted::is_path(&args.volume.volume, args.name.is_none()), &args.path) {
+    let read_only = match (mounted::is_path(&args.volume.volume, args.path.is_none()), &args.path) {
         (true, name) if args.name.is_none() && is_name(name.as_ref()) => {
             mounted::is_read_only(&args.volume.volume)?
         }

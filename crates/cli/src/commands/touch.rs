@@ -45,6 +45,7 @@ pub(super) fn find_or_make(
         return Ok(None);
     }
     let location = transaction.locate(path)?;
+    location.refuse_slash()?;
     if transaction.existing(&location)?.is_some() {
         return Err(Failure::new(text::escaped(path), "is a symlink whose target does not exist")
             .hint("name the target"));

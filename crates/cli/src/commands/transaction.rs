@@ -46,6 +46,17 @@ pub(crate) struct Location {
     pub(crate) path: Vec<u8>,
 }
 
+impl Location {
+    /// Fails if the path ends with a slash: it names a directory then.
+    pub(crate) fn refuse_slash(&self) -> Result<(), Failure> {
+        if !self.path.ends_with(b"/") {
+            return Ok(());
+        }
+        Err(Failure::new(text::escaped(&self.path), "not a directory")
+            .hint("leave out the slash at the end, or make the directory first"))
+    }
+}
+
 impl Transaction {
     pub(crate) fn open(global: &GlobalArgs, volume: &VolumeArgs) -> Result<Self, Failure> {
         Self::open_args(global, std::slice::from_ref(&volume.volume))

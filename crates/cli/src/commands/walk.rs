@@ -17,7 +17,7 @@ use butternut::{DirEntry, Error, FIRST_ENTRY, FileId, FileKind, Filesystem, Read
 pub(crate) use path::WalkPath;
 
 /// Maximum depth of nested directories.
-const DEPTH_MAX: usize = 4096;
+pub(crate) const DEPTH_MAX: usize = 4096;
 
 /// A file or directory that the walk has found.
 #[derive(Debug, Clone)]

@@ -105,6 +105,17 @@ pub(crate) fn subvolume(name: &[u8]) -> Subvolume {
     }
 }
 
+/// Returns whether an argument begins with the path of an existing file that is not a directory,
+/// and goes on as a VOLUME argument does: with a subvolume, a setting or another device.
+pub(crate) fn begins_with_device(argument: &OsStr) -> bool {
+    begins_with(argument.as_bytes(), &|path| path.metadata().is_ok_and(|found| !found.is_dir()))
+}
+
+fn begins_with(argument: &[u8], is_device: &dyn Fn(&Path) -> bool) -> bool {
+    let cuts = (1..argument.len()).filter(|at| matches!(argument[*at], b'@' | b'?' | b','));
+    cuts.map(|at| OsStr::from_bytes(&argument[..at])).any(|device| is_device(Path::new(device)))
+}
+
 fn parse_argument(
     argument: &[u8],
     exists: &dyn Fn(&Path) -> bool,
@@ -242,6 +253,17 @@ mod tests {
         for empty in ["", "a,", ",a", "@x", "?offset=1"] {
             let error = check(empty, &files).unwrap_err().to_string();
             assert!(error.starts_with("the name of a device is empty"), "{empty}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_argument_that_begins_with_a_device_names_a_volume() {
+        let is_device = |path: &Path| path == Path::new("m/a.img") || path == Path::new("u@h/d");
+        for volume in ["m/a.img@5", "m/a.img@", "m/a.img,b.img", "m/a.img?size=1", "u@h/d@s"] {
+            assert!(begins_with(volume.as_bytes(), &is_device), "{volume}");
+        }
+        for other in ["m/a.img", "m/a.imgs", "m/new@5", "u@h/new", "@", ""] {
+            assert!(!begins_with(other.as_bytes(), &is_device), "{other}");
         }
     }
 

@@ -337,8 +337,63 @@ fn label_and_resize_change_the_volume_and_its_image() {
     assert!(message.contains("(choose at least the allocated size"), "{message}");
     assert_eq!(len(), 1 << 30);
     assert!(volume.failure("filesystem resize VOL 2:max").starts_with("size: no device 2 ("));
+    let message = volume.failure(&format!("filesystem resize VOL {}", u64::MAX));
+    assert!(message.starts_with("size: an image file has at most 8.00EiB ("), "{message}");
     volume.ok("filesystem sync VOL");
     assert!(volume.ok("trim VOL").ends_with(" trimmed\n"));
+}
+
+/// As mv(1) and cp(1): a file that the command has just made is not overwritten by its next one.
+#[test]
+fn two_files_of_one_name_are_not_moved_or_copied_over_each_other() {
+    let volume = Volume::new();
+    volume.ok("mkdir VOL a b dest");
+    volume.write("a/x", b"first");
+    volume.write("b/x", b"second");
+    for verb in ["mv", "cp", "cp -n"] {
+        let why = volume.failure(&format!("{verb} VOL a/x b/x dest"));
+        assert!(why.starts_with("dest/x: two of the files would get this name ("), "{why}");
+        assert_eq!((volume.cat("a/x"), volume.cat("b/x")), (b"first".into(), b"second".into()));
+    }
+    volume.write("dest/x", b"old");
+    volume.ok("cp VOL a/x dest");
+    volume.ok("mv VOL b/x dest");
+    assert_eq!(volume.cat("dest/x"), b"second");
+}
+
+/// As cp(1) and mv(1): a name with a slash at its end is that of a directory.
+#[test]
+fn a_destination_with_a_slash_at_its_end_is_a_directory() {
+    let volume = Volume::new();
+    volume.write("one", b"1");
+    volume.write("two", b"2");
+    let host = volume.dir.path().join("host");
+    fs::write(&host, "3").unwrap();
+    for line in [
+        "cp VOL one missing/",
+        "mv VOL one missing/",
+        "ln VOL one missing/",
+        "ln -s VOL one missing/",
+        "touch VOL missing/",
+        "truncate -s 5 VOL missing/",
+        "import VOL host missing/",
+        "export VOL one missing/",
+    ] {
+        let why = volume.failure(line);
+        assert!(why.starts_with("missing/: not a directory ("), "{line}: {why}");
+    }
+    let why = volume.feed("write VOL missing/", b"x").failure();
+    assert!(why.contains("missing/: not a directory ("), "{why}");
+    assert!(!volume.dir.path().join("missing").exists());
+    volume.ok("mkdir VOL new/");
+    volume.ok("mv VOL new renamed/");
+    for line in ["mv --exchange VOL renamed/ two/", "mv VOL one two/", "rm VOL one/"] {
+        let why = volume.failure(line);
+        assert!(why.contains("/: not a directory ("), "{line}: {why}");
+    }
+    volume.ok("mv --exchange VOL one renamed");
+    volume.ok("mv VOL two one/");
+    assert_eq!(volume.paths(), ["/one", "/one/two", "/renamed"]);
 }
 
 /// Locks the image while it has another size than `bytes`, or returns `None` once `has_ended`.

@@ -93,6 +93,45 @@ fn export_overwrites_nothing_and_follows_no_symlinks() {
     assert_eq!(fs::read_dir(&away).unwrap().count(), 0, "nothing went through the symlinks");
 }
 
+/// Another user that may rename the entries of the destination puts a directory that exists in the
+/// place of the new one.
+#[test]
+fn export_changes_no_directory_that_replaced_the_one_it_made() {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const ROUNDS: usize = 60;
+    let scratch = tempfile::tempdir().unwrap();
+    let image = scratch.path().join("a.img");
+    let image = image.to_str().unwrap();
+    butternut(&["mkfs", "-q", "--size", "256M", image]).ok();
+    butternut(&["mkdir", "-m", "777", image, "open"]).ok();
+    let dest = scratch.path().to_str().unwrap();
+    let (victim, out) = (scratch.path().join("victim"), scratch.path().join("open"));
+    fs::create_dir(&victim).unwrap();
+    fs::write(victim.join("secret"), "").unwrap();
+    fs::set_permissions(&victim, fs::Permissions::from_mode(0o700)).unwrap();
+    for _ in 0..ROUNDS {
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Succeeds only after the export has made its directory.
+                while !is_over.load(Ordering::Relaxed)
+                    && renameat_with(CWD, &victim, CWD, &out, RenameFlags::EXCHANGE).is_err()
+                {
+                }
+            });
+            butternut(&["export", "-q", image, "open", dest]);
+            is_over.store(true, Ordering::Relaxed);
+        });
+        if out.join("secret").exists() {
+            renameat_with(CWD, &victim, CWD, &out, RenameFlags::EXCHANGE).unwrap();
+        }
+        fs::remove_dir(&out).unwrap();
+        let mode = fs::metadata(&victim).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o700);
+    }
+}
+
 #[test]
 fn export_without_owners_drops_set_user_id() {
     if !kernel_tests_enabled("export_without_owners_drops_set_user_id") {

@@ -213,21 +213,22 @@ fn the_largest_directory_index_is_rejected() {
     }
 }
 
-/// Makes directories 4,000 levels deep. Their paths, of up to 1 MiB each, would take gigabytes.
-fn deep_directories(dir: &Path, name: &str) -> PathBuf {
+/// Makes nested directories with a file in the last one.
+fn deep_directories(dir: &Path, name: &str, levels: usize) -> PathBuf {
     volume(dir, |fs| {
         let mut at = fs.root();
-        for _ in 0..4000 {
+        for _ in 0..levels {
             at = fs.mkdir(at, name.as_bytes(), &new()).unwrap();
         }
         fs.create(at, b"leaf", &new()).unwrap();
     })
 }
 
+/// Their paths, of up to 1 MiB each, would take gigabytes.
 #[test]
 fn deep_trees_with_long_names_are_exported_in_bounded_memory() {
     let scratch = tempfile::tempdir().unwrap();
-    let image = deep_directories(scratch.path(), &"n".repeat(255));
+    let image = deep_directories(scratch.path(), &"n".repeat(255), 4000);
     let (program, out) = (env!("CARGO_BIN_EXE_butternut"), scratch.path().join("out"));
     let (image, out) = (image.display(), out.display());
     shell(&format!(
@@ -241,7 +242,7 @@ fn deep_trees_with_long_names_are_exported_in_bounded_memory() {
 fn deep_trees_with_long_names_are_changed_in_bounded_memory() {
     let scratch = tempfile::tempdir().unwrap();
     let name = "n".repeat(255);
-    let image = deep_directories(scratch.path(), &name);
+    let image = deep_directories(scratch.path(), &name, 4000);
     let (program, image) = (env!("CARGO_BIN_EXE_butternut"), image.display());
     for change in [format!("chmod -R {image} 700"), format!("chown -R {image} 7:7")] {
         shell(&format!("ulimit -v 1500000; {program} {change} /{name}"));
@@ -250,6 +251,18 @@ fn deep_trees_with_long_names_are_changed_in_bounded_memory() {
         "ulimit -v 1500000; {program} rm -r {image} /{name}; {program} ls {image} /"
     ));
     assert_eq!(left, "");
+}
+
+#[test]
+fn directories_that_are_too_deep_are_reported() {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = deep_directories(scratch.path(), "n", 4100);
+    for words in [&["ls", "-R"][..], &["find"]] {
+        let ran = butternut(&[words, &[image.to_str().unwrap(), "/"]].concat());
+        assert_eq!(ran.code, Some(1), "{words:?}");
+        assert!(ran.err.ends_with("/n: name too long\n"), "{words:?}: {}", ran.err);
+        assert_eq!(ran.err.lines().count(), 1, "{words:?}: {}", ran.err);
+    }
 }
 
 /// A walk that entered the directory again would read its entries 4,096 times.

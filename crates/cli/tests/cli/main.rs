@@ -41,4 +41,5 @@ mod send;
 mod subvolumes;
 mod subvolumes_in_use;
 mod subvolumes_mounted;
+mod subvolumes_named;
 mod unresponsive;

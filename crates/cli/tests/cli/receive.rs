@@ -584,3 +584,22 @@ fn a_directory_gets_more_subvolumes_than_files_may_be_open() {
     shell(&format!("ulimit -n 64; {program} receive -f {file} --to-directory {name}"));
     assert_eq!(fs::read_dir(&to).unwrap().count(), usize::from(COUNT));
 }
+
+/// stdin is read through no buffer that ends with the process.
+#[test]
+fn what_follows_the_end_command_is_left_on_stdin() {
+    let (scratch, _, image) = volume();
+    let stream = scratch.path().join("streams");
+    let streams = [encode_subvolume(b"a", 1, &[]), encode_subvolume(b"b", 2, &[])];
+    fs::write(&stream, streams.concat()).unwrap();
+    let (program, stream) =
+        (command().get_program().to_str().unwrap().to_owned(), stream.display());
+    let rest =
+        shell(&format!("cat {stream} | {{ {program} receive --dump -e > /dev/null; wc -c; }}"));
+    assert_eq!(rest.trim(), streams[1].len().to_string());
+    // Both streams can be received one after the other.
+    let receive = format!("{program} receive -e {image}");
+    shell(&format!("cat {stream} | {{ {receive}; {receive}; }}"));
+    let list = butternut(&["subvolume", "list", &image]).ok();
+    assert!(list.contains(" path a\n") && list.contains(" path b\n"), "{list}");
+}

@@ -5,16 +5,15 @@
 //! the mode, so ACLs are set after the mode. Times are set last.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use butternut::{FileId, FileKind, Stat, Time};
 use rustix::fs::{
-    AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod,
-    fsetxattr, lsetxattr, openat, utimensat,
+    AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fsetxattr,
+    utimensat,
 };
 
 use super::super::walk::WalkPath;
-use super::directory::OutputDirectory;
 use super::report::NotPreserved;
 use super::shared::Export;
 
@@ -37,47 +36,19 @@ pub(super) fn finish(export: &Export, fd: BorrowedFd<'_>, stat: &Stat, path: &Wa
     }
 }
 
-/// Sets the attributes of a symlink, which has no mode and cannot be opened.
-pub(super) fn finish_symlink(
-    export: &Export,
-    directory: &OutputDirectory,
-    name: &[u8],
-    stat: &Stat,
-    path: &WalkPath,
-) {
-    let flags = AtFlags::SYMLINK_NOFOLLOW;
-    set_owner(export, stat, path, |uid, gid| Ok(chownat(directory, name, uid, gid, flags)?));
-    let mut proc_path = format!("/proc/self/fd/{}/", directory.as_fd().as_raw_fd()).into_bytes();
-    proc_path.extend_from_slice(name);
-    set_xattrs(export, stat.id, path, |_| true, &|name, value| {
-        Ok(lsetxattr(proc_path.as_slice(), name, value, XattrFlags::empty())?)
-    });
-    if let Err(error) = utimensat(directory, name, &times(stat), flags) {
-        export.report.not_preserved(NotPreserved::Times, path, &error.into());
-    }
-}
-
-/// Sets the attributes of a device, FIFO or socket, which is opened with `O_PATH` only.
-pub(super) fn finish_special(
-    export: &Export,
-    directory: &OutputDirectory,
-    name: &[u8],
-    stat: &Stat,
-    path: &WalkPath,
-) {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = match openat(directory, name, flags, Mode::empty()) {
-        Ok(fd) => fd,
-        Err(error) => return export.report.io(path, &error.into()),
-    };
+/// Sets the attributes of a symlink, device, FIFO or socket, which is opened with `O_PATH` only.
+pub(super) fn finish_special(export: &Export, fd: BorrowedFd<'_>, stat: &Stat, path: &WalkPath) {
     // System calls on an O_PATH descriptor fail; this path refers to the same file.
     let proc_path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    set_owner(export, stat, path, |uid, gid| Ok(chownat(&fd, "", uid, gid, AtFlags::EMPTY_PATH)?));
+    set_owner(export, stat, path, |uid, gid| Ok(chownat(fd, "", uid, gid, AtFlags::EMPTY_PATH)?));
     let set = |name: &[u8], value: &[u8]| {
         Ok(rustix::fs::setxattr(proc_path.as_str(), name, value, XattrFlags::empty())?)
     };
     set_xattrs(export, stat.id, path, |name| !name.starts_with(ACL), &set);
-    if let Err(error) = chmod(proc_path.as_str(), mode(export, stat)) {
+    // A symlink has no mode.
+    if stat.kind != FileKind::Symlink
+        && let Err(error) = chmod(proc_path.as_str(), mode(export, stat))
+    {
         export.report.not_preserved(NotPreserved::Mode, path, &error.into());
     }
     set_xattrs(export, stat.id, path, |name| name.starts_with(ACL), &set);

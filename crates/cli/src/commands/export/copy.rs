@@ -213,7 +213,7 @@ fn ranges(size: u64) -> Vec<Range<u64>> {
     starts.map(|start| start..size.min(start.saturating_add(bytes))).collect()
 }
 
-/// Creates a symlink, device, FIFO or socket.
+/// Creates a symlink, device, FIFO or socket. Returns its descriptor, for hard links.
 fn make_special(export: &Export, new: &NewFile) -> io::Result<Option<OwnedFd>> {
     let NewFile { directory, name, path, stat } = new;
     let name = name.as_slice();
@@ -227,8 +227,7 @@ fn make_special(export: &Export, new: &NewFile) -> io::Result<Option<OwnedFd>> {
                 }
             };
             symlinkat(target.as_slice(), directory, name)?;
-            attributes::finish_symlink(export, directory, name, stat, path);
-            return made(directory, name).map(Some);
+            FileType::Symlink
         }
         FileKind::CharDevice => FileType::CharacterDevice,
         FileKind::BlockDevice => FileType::BlockDevice,
@@ -236,16 +235,13 @@ fn make_special(export: &Export, new: &NewFile) -> io::Result<Option<OwnedFd>> {
         FileKind::Socket => FileType::Socket,
         FileKind::File | FileKind::Directory => return Ok(None),
     };
-    let device = makedev(stat.rdev.0, stat.rdev.1);
-    mknodat(directory, name, kind, Mode::RUSR | Mode::WUSR, device)?;
-    attributes::finish_special(export, directory, name, stat, path);
-    made(directory, name).map(Some)
-}
-
-/// Opens a file that was just created, for hard links.
-fn made(directory: &OutputDirectory, name: &[u8]) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(openat(directory, name, flags, Mode::empty())?)
+    if kind != FileType::Symlink {
+        let device = makedev(stat.rdev.0, stat.rdev.1);
+        mknodat(directory, name, kind, Mode::RUSR | Mode::WUSR, device)?;
+    }
+    let made = directory.open_new(name, kind)?;
+    attributes::finish_special(export, made.as_fd(), stat, path);
+    Ok(Some(made))
 }
 
 #[cfg(test)]

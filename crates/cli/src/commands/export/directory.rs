@@ -3,7 +3,8 @@
 //! 1. A directory is opened relative to the descriptor of its parent, and never through a symlink.
 //! 2. While files are created in it, only its owner can enter it. Its mode, owner and times are set
 //!    when its last reference is dropped, after everything below it.
-//! 3. A directory that existed before is not changed.
+//! 3. A directory that existed before is not changed, also if another user puts it in the place of
+//!    a new one: what is made in such a directory is checked after it was opened ([`new_entry`]).
 
 use std::fs::File;
 use std::io;
@@ -11,9 +12,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use butternut::Stat;
-use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use rustix::fs::{FileType, Mode, OFlags, mkdirat, openat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::super::new_entry;
 use super::super::walk::{WalkEntry, WalkPath};
 use super::attributes;
 use super::shared::Export;
@@ -42,18 +44,39 @@ impl OutputDirectory {
     /// Creates a directory.
     ///
     /// # Errors
-    /// Fails if the name exists.
+    /// Fails if the name exists, or another directory has replaced the new one.
     pub(super) fn make(
         parent: &Arc<Self>,
         name: &[u8],
         found: &WalkEntry,
         export: &Arc<Export>,
     ) -> io::Result<Arc<Self>> {
-        mkdirat(parent, name, Mode::RWXU)?;
-        let fd = openat(parent, name, OPEN, Mode::empty())?;
+        let fd = if parent.is_private() {
+            mkdirat(parent, name, Mode::RWXU)?;
+            openat(parent, name, OPEN, Mode::empty())?
+        } else {
+            new_entry::make_directory(parent.as_fd(), name)?
+        };
         export.report.directory();
         let parent = Some(Arc::clone(parent));
         Ok(Arc::new(Self::unfinished(fd, parent, found, export)))
+    }
+
+    /// Opens the symlink, device, FIFO or socket that was just made under a name, with `O_PATH`.
+    ///
+    /// # Errors
+    /// Fails if another file has replaced it.
+    pub(super) fn open_new(&self, name: &[u8], kind: FileType) -> io::Result<OwnedFd> {
+        if self.is_private() {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            return Ok(openat(self, name, flags, Mode::empty())?);
+        }
+        new_entry::open_new(self.as_fd(), name, kind)
+    }
+
+    /// Returns whether only this process changes the directory (law 2).
+    fn is_private(&self) -> bool {
+        self.unfinished.is_some()
     }
 
     fn unfinished(

@@ -72,7 +72,8 @@ impl Report {
     pub(super) fn file(&self, bytes: u64) {
         let mut counts = self.counts();
         counts.files += 1;
-        counts.bytes += bytes;
+        // Sizes of sparse files, whose sum can overflow.
+        counts.bytes = counts.bytes.saturating_add(bytes);
     }
 
     pub(super) fn directory(&self) {
@@ -111,7 +112,7 @@ impl Report {
     /// Adds a range that became a hole; reported once per file.
     pub(super) fn damaged(&self, path: &WalkPath, offset: u64, bytes: u64, error: &Error) {
         let mut counts = self.counts();
-        counts.damaged_bytes += bytes;
+        counts.damaged_bytes = counts.damaged_bytes.saturating_add(bytes);
         let path_bytes = path.bytes();
         if counts.damaged_last != path_bytes {
             counts.damaged_last = path_bytes;
@@ -227,4 +228,20 @@ fn as_json(counts: &Counts) -> json::Object {
         .put("failures", failures.collect::<Vec<_>>())
         .put("failures_more", counts.failures_more)
         .put("not_kept", lost.collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_the_sizes_in_an_image_do_not_overflow() {
+        let (report, path) = (Report::default(), WalkPath::new(b"file".to_vec()));
+        for _ in 0..2 {
+            report.file(u64::MAX - 1);
+            report.damaged(&path, 0, u64::MAX - 1, &Error::EndOfFile);
+        }
+        let counts = report.counts();
+        assert_eq!((counts.bytes, counts.damaged_bytes), (u64::MAX, u64::MAX));
+    }
 }

@@ -24,6 +24,9 @@ use crate::output::size::{Units, pretty};
 /// The size of a volume is a multiple of this.
 const SECTOR_BYTES: u64 = 4096;
 
+/// Maximum size of an image file in bytes.
+const FILE_BYTES_MAX: u64 = i64::MAX.unsigned_abs();
+
 /// The device to resize, and its new size.
 struct Plan {
     devid: u64,
@@ -95,8 +98,12 @@ impl Plan {
             typed => Size::parse("size", typed)?.of(device.total_bytes),
         };
         let bytes = bytes.map(|bytes| bytes / SECTOR_BYTES * SECTOR_BYTES);
-        let bytes = bytes.filter(|bytes| file.is_some() || *bytes <= most).ok_or_else(|| {
-            Failure::new("size", format!("the device has {}", pretty(most, Units::Binary)))
+        let (what, bytes_max) = match &file {
+            Some(file) => ("an image file has at most", FILE_BYTES_MAX.saturating_sub(file.offset)),
+            None => ("the device has", most),
+        };
+        let bytes = bytes.filter(|bytes| *bytes <= bytes_max).ok_or_else(|| {
+            Failure::new("size", format!("{what} {}", pretty(bytes_max, Units::Binary)))
                 .hint("choose max or a smaller size")
         })?;
         Ok(Self { devid: device.id, bytes_was: device.total_bytes, bytes, file })

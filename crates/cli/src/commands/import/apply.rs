@@ -191,7 +191,8 @@ impl<'a> Apply<'a> {
             self.links.insert(identity, id);
         }
         self.counts.files += 1;
-        self.counts.bytes += if kind == FileKind::File { size } else { 0 };
+        let bytes = if kind == FileKind::File { size } else { 0 };
+        self.counts.bytes = self.counts.bytes.saturating_add(bytes);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufReader, Read, stdin};
+use std::os::fd::AsFd;
 
 use butternut::receive::{StreamEnd, StreamReader};
 
@@ -27,7 +28,13 @@ impl Input {
                 let file = File::open(path).map_err(|error| Failure::io(name.clone(), &error))?;
                 (name, Box::new(file))
             }
-            None => ("stdin".to_owned(), Box::new(stdin())),
+            None => {
+                let name = "stdin".to_owned();
+                // Not `Stdin` itself, which reads ahead into a buffer of its own.
+                let input = stdin().as_fd().try_clone_to_owned();
+                let input = input.map_err(|error| Failure::io(name.clone(), &error))?;
+                (name, Box::new(File::from(input)))
+            }
         };
         // What follows the end command is left to the next reader of the input: a read that is not
         // smaller than the buffer bypasses it.

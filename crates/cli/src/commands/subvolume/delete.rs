@@ -2,8 +2,8 @@
 //!
 //! Laws:
 //!
-//! 1. All subvolumes are looked up before the first one is deleted. So a mistyped name deletes
-//!    nothing.
+//! 1. All subvolumes are looked up before the first one is deleted, except those of a mounted
+//!    volume that are named by id. So a mistyped name deletes nothing.
 //! 2. The space of those that were deleted is freed, and they are reported, also if a further
 //!    deletion fails.
 
@@ -17,7 +17,7 @@ use crate::output::{Output, text};
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeDeleteArgs, out: &mut Output) -> Outcome {
     let volume = &args.volume.volume;
-    let is_mounted = mounted::is_path(volume, args.paths.is_empty());
+    let is_mounted = mounted::is_path(volume, args.paths.is_empty() && args.ids.is_empty());
     if is_mounted && !args.ids.is_empty() && !args.paths.is_empty() {
         return Ok(mounted::usage("subvolume delete -i ID... MOUNT"));
     }

@@ -10,13 +10,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use butternut::format::stream::Command;
 use butternut::format::uuid::Uuid;
-use rustix::fs::{
-    AtFlags, Dir, Gid, Mode, Uid, XattrFlags, chownat, fchmod, fremovexattr, fstat, mkdirat, openat,
-};
+use rustix::fs::{AtFlags, Gid, Mode, Uid, XattrFlags, chownat, fchmod, fremovexattr};
 use rustix::io::Errno;
-use rustix::process::geteuid;
 
-use super::{DIRECTORY, Refusal};
+use super::super::super::new_entry;
+use super::Refusal;
 
 const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 const COMPRESSION: &[u8] = b"btrfs.compression";
@@ -44,13 +42,7 @@ enum Deferred {
 impl Root {
     /// Makes the directory in `parent`.
     pub(super) fn make(parent: BorrowedFd<'_>, name: &[u8], uuid: Uuid) -> Result<Self, Refusal> {
-        mkdirat(parent, name, Mode::RWXU)?;
-        let dir = openat(parent, name, DIRECTORY, Mode::empty())?;
-        // Other users that may change `parent` can put another directory in its place.
-        let is_own = fstat(&dir)?.st_uid == geteuid().as_raw();
-        if !is_own || !is_empty(&dir)? {
-            return Err(Refusal::Unsupported("another directory has replaced the new one"));
-        }
+        let dir = new_entry::make_directory(parent, name)?;
         for name in ACLS.into_iter().chain([COMPRESSION]) {
             match fremovexattr(&dir, name) {
                 Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::INVAL) => {}
@@ -126,13 +118,4 @@ pub(super) fn set_owner(dir: BorrowedFd<'_>, name: &[u8], uid: u32, gid: u32) ->
     let uid = (uid != u32::MAX).then(|| Uid::from_raw(uid));
     let gid = (gid != u32::MAX).then(|| Gid::from_raw(gid));
     Ok(chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
-}
-
-fn is_empty(dir: &OwnedFd) -> io::Result<bool> {
-    for entry in Dir::read_from(dir)? {
-        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
