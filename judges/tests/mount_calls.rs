@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use butternut_judges::our_volume::OurVolume;
 use butternut_judges::subjects::Mounted;
-use butternut_judges::{kept, tool, trial};
+use butternut_judges::{command, kept, tool, trial};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -187,6 +187,9 @@ fn a_shutdown_keeps_durable_data(options: &str) -> Result<()> {
         let mut value = [0; 16];
         ensure!(rustix::fs::getxattr(&root, "butternut.daemon", &mut value[..])? > 0);
         drop(unnamed);
+        let synced = command::output(&["filesystem".into(), "sync".into(), root.clone().into()])?;
+        let message = String::from_utf8_lossy(&synced.stderr);
+        ensure!(!synced.status.success() && message.contains("was shut down"), "{message}");
         let refused = [
             File::create(root.join("late")).map(drop),
             open.sync_all(),

@@ -97,7 +97,8 @@ Options for -o:
   uncached              cache no file data, neither here nor in the kernel
   writeback             let the kernel cache writes and send them later: small writes are faster,
                         but a full volume is reported only by close(2) or fsync(2), and direct
-                        writes (O_DIRECT) to one file do not run in parallel
+                        writes (O_DIRECT) to one file do not run in parallel. A snapshot has the
+                        data of open files, and may have the times of before the last writes
   parallel_direct       the opposite of writeback (default)
   dev, suid, exec       interpret device files, honor set-user-ID and set-group-ID bits, permit the
                         execution of programs [nodev, nosuid, exec; for root through mount(8): dev,
@@ -159,11 +160,14 @@ filesystem. A mount point that another filesystem is mounted on stays mounted. A
 detached and committed, and its process reports on stderr and to syslog what still uses it:
 processes, remaining mount points, mounts in other mount namespaces. A second signal commits later
 changes and ends the process; open files and remaining mount points fail from then on. A third
-signal ends the process without that commit. While the volume is still being opened, any of these
-signals to the command or its process ends both, and nothing is mounted. While the mount is being
-made, which may wait for another filesystem, a second signal does, and it ends fusermount3, too.
-SIGHUP and SIGINT stay ignored where they are from the start: under nohup(1), and in the background
-jobs of a script.
+signal ends the process without that commit, and aborts the connection of the mount in the kernel.
+SIGKILL (kill -9) does not abort it: while a thread of the process waits in the kernel for data of
+an open file, the process stays, and programs that use the mount wait for it, until root writes 1
+to the file `abort` of the connection in /sys/fs/fuse/connections. While the volume is still being
+opened, SIGTERM, SIGINT or SIGHUP to the command or its process ends both, and nothing is mounted.
+While the mount is being made, which may wait for another filesystem, a second signal does, and it
+ends fusermount3, too. SIGHUP and SIGINT stay ignored where they are from the start: under nohup(1),
+and in the background jobs of a script.
 
 Users other than root mount through fusermount3 (package fuse3), and need read and write access to
 /dev/fuse and to the mount point.

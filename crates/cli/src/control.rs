@@ -9,6 +9,7 @@
 //! {"ask":"tunables"}                             {"ok":[{"key":"nosec","value":"on",...},...]}
 //! {"ask":"set","key":"nosec","value":"off"}      {"ok":[{"key":"nosec","value":"off",...}]}
 //! {"ask":"volume"}                               {"ok":{"devices":[...],"is_writable":true,...}}
+//! {"ask":"synchronous","is_on":true}             {"ok":null}
 //! {"ask":"commit"}                               {"ok":null}
 //! {"ask":"clone","subvolume":{"id":256}}         {"ok":null}, and a mount descriptor
 //! anything else                                  {"error":"why"}
@@ -79,6 +80,10 @@ pub(crate) enum Request {
     },
     /// The devices of the volume, and the options that are fixed while it is mounted.
     Volume,
+    /// A remount has made the mount synchronous, or not.
+    Synchronous {
+        is_on: bool,
+    },
     /// A commit of all changes that have reached the process.
     Commit,
     /// A detached clone of the directory of a subvolume, to be attached to another mount point.
@@ -92,7 +97,11 @@ impl Request {
     fn waits_for_device(&self) -> bool {
         match self {
             Self::Commit | Self::Clone { .. } => true,
-            Self::Stats { .. } | Self::Tunables | Self::Set { .. } | Self::Volume => false,
+            Self::Stats { .. }
+            | Self::Tunables
+            | Self::Set { .. }
+            | Self::Volume
+            | Self::Synchronous { .. } => false,
         }
     }
 }
@@ -306,6 +315,7 @@ mod tests {
         let (key, value) = ("nosec".to_owned(), "off".to_owned());
         let set = r#"{"ask":"set","key":"nosec","value":"off"}"#;
         check(&Request::Set { key, value }, set);
+        check(&Request::Synchronous { is_on: true }, r#"{"ask":"synchronous","is_on":true}"#);
         check(&Request::Commit, r#"{"ask":"commit"}"#);
         let error = Response::Error("why".to_owned());
         assert_eq!(serde_json::to_string(&error).unwrap(), r#"{"error":"why"}"#);

@@ -11,7 +11,15 @@
 //!    request only in the queue of that descriptor.
 //! 2. A notification that invalidates pages waits for writeback, so the calling thread must not
 //!    be the only one that can serve the WRITE requests.
+//! 3. A notification that invalidates a name waits for the kernel's lock of the directory. Its
+//!    holder may wait for the inode lock of a file in it. So no reply to a request for which the
+//!    kernel holds an inode lock waits for such a notification without a limit.
+//! 4. A thread that waits in a notification cannot be killed, and keeps the descriptors of the
+//!    process open. So the end of the process does not end the connection, and the requests that
+//!    the thread waits for are never answered. A process that ends before its mount aborts the
+//!    connection ([`abort`]).
 
+pub(crate) mod abort;
 pub(crate) mod mount_xattrs;
 pub(crate) mod protocol;
 pub(crate) mod reply;
@@ -117,7 +125,7 @@ pub(crate) fn invalidate_page_range(device: &OwnedFd, node: u64, pages: &Range<u
 
 /// Makes the kernel look a name up again, and forget the inode behind it once that is not open.
 /// This waits for the kernel's lock of the directory, so other threads must be there to serve the
-/// requests of the lock's holder.
+/// requests of the lock's holder (law 3).
 pub(crate) fn invalidate_entry(device: &OwnedFd, parent: u64, name: &[u8]) {
     let Ok(namelen) = u32::try_from(name.len()) else { return };
     let what = InvalidEntryOut { parent, namelen, flags: 0 };

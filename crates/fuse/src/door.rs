@@ -57,7 +57,7 @@ use crate::errno::{Errno, ErrnoResult};
 use crate::handles::Handles;
 use crate::handles::open_cache::OpenCache;
 use crate::nodes::Nodes;
-use crate::options::Caching;
+use crate::options::{Caching, Synchronous};
 
 /// Called once, when an error or a panic has made the filesystem read-only.
 pub type Report = Box<dyn Fn(&(dyn StdError + 'static)) + Send + Sync>;
@@ -78,6 +78,8 @@ pub(crate) struct DoorOptions {
     /// Users may delete subvolumes.
     pub(crate) users_delete_subvolumes: bool,
     pub(crate) caching: Caching,
+    /// Every change of file data is durable before its call returns.
+    pub(crate) is_synchronous: Synchronous,
     pub(crate) report: Report,
 }
 
@@ -102,7 +104,7 @@ pub(crate) struct Door {
     device_number: Option<(u32, u32)>,
     has_reported: AtomicBool,
     /// Failed writes from the kernel's page cache. The kernel does not repeat them.
-    lost_writes: AtomicU64,
+    lost_writes: Arc<AtomicU64>,
     /// WRITE requests that wait for the kernel to invalidate pages.
     invalidating_writes: Arc<AtomicU64>,
     /// The kernel sends the long form of SETXATTR.
@@ -140,7 +142,7 @@ impl Door {
             device,
             device_number,
             has_reported: AtomicBool::new(false),
-            lost_writes: AtomicU64::new(0),
+            lost_writes: Arc::default(),
             invalidating_writes: Arc::default(),
             has_long_setxattr: AtomicBool::new(false),
             deferred: Mutex::default(),
@@ -256,6 +258,11 @@ impl Door {
         {
             (self.options.report)(&error);
         }
+    }
+
+    /// Returns whether the mount is synchronous.
+    pub(crate) fn synchronous(&self) -> Synchronous {
+        self.options.is_synchronous.clone()
     }
 
     /// Makes the kernel fetch the attributes of a file again.

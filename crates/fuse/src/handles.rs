@@ -91,6 +91,8 @@ pub(crate) struct OpenFile {
     pub(crate) fills: Arc<Fills>,
     /// The handle appends to an append-only file.
     pub(crate) is_append_only: bool,
+    /// The file was opened with `O_SYNC` or `O_DSYNC`.
+    pub(crate) is_synchronous: bool,
 }
 
 impl Handles {

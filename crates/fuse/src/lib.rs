@@ -38,9 +38,11 @@ mod options;
 mod session;
 mod worker;
 
-pub use connection::mount_xattrs::{DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR};
+pub use connection::mount_xattrs::{
+    DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_DONE, SYNC_SHUT_DOWN, SYNC_XATTR,
+};
 pub use door::Report;
-pub use options::{Caching, Options};
+pub use options::{Caching, Options, Synchronous};
 pub use session::{
     BLOCK_BYTES, ClonedMount, DetachOutcome, DetachedMount, DeviceMount, FuseError, MountAttempt,
     MountPermissions, Mounted, PendingClone, RemainingMount, Serving, Unmounter,

@@ -1,6 +1,8 @@
 //! Options of a mount. The command line parses what users type.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use butternut::FileId;
 
@@ -16,6 +18,26 @@ pub enum Caching {
     WriteThrough,
     /// Nothing, and the library caches no file data either.
     Nothing,
+}
+
+/// Whether a mount is synchronous, shared by all copies of the value. A remount changes it: the
+/// kernel does not tell the process of the mount.
+#[derive(Clone, Debug)]
+pub struct Synchronous(Arc<AtomicBool>);
+
+impl Synchronous {
+    pub(crate) fn new(is_synchronous: bool) -> Self {
+        Self(Arc::new(AtomicBool::new(is_synchronous)))
+    }
+
+    /// Records what a remount sets. Operations that begin after the call follow it.
+    pub fn set(&self, is_synchronous: bool) {
+        self.0.store(is_synchronous, Ordering::Release);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 /// The options of one mount.

@@ -8,7 +8,8 @@
 //!
 //! 1. Neither an error nor an abort of the connection leaves a dead mount behind. A mount that is
 //!    no longer served is detached from every mount point of this mount namespace on which no other
-//!    filesystem is mounted.
+//!    filesystem is mounted. Then its connection is aborted: the end of the process would not end
+//!    it while a thread waits in a notification.
 //! 2. The thread that calls `wait` serves no requests, so `wait` can return while a worker is
 //!    blocked in a request.
 //! 3. [`Unmounter::last_commit`] loses nothing that was written before it: the kernel writes back
@@ -46,7 +47,8 @@ use butternut_sys::mounts::Mount;
 
 use crate::connection;
 use crate::door::{Door, DoorOptions, Report};
-use crate::options::Options;
+use crate::errno::ErrnoResult;
+use crate::options::{Options, Synchronous};
 use crate::worker::Worker;
 use crate::worker::cpu_affinity::CallerTracker;
 use crate::worker::leader::Leadership;
@@ -81,6 +83,8 @@ pub enum FuseError {
     Connection(#[source] io::Error),
     #[error("the last changes could not be written")]
     Commit(#[source] Error),
+    #[error("data that the kernel had cached could not be written")]
+    LostWrites,
     #[error("the mount was aborted without a commit")]
     Aborted,
 }
@@ -165,7 +169,9 @@ impl Drop for MountGuard {
             self.superblock.wait_for_forced_unmount();
         }
         // The error that led here is reported; one of the detaching is not.
-        self.superblock.detach();
+        self.superblock.detach().map(drop).unwrap_or_default();
+        // Without its control file, the connection ends with the process.
+        self.superblock.abort().unwrap_or_default();
     }
 }
 
@@ -203,6 +209,7 @@ pub fn mount_attempt(
     if let Some(mount) = &device_mount {
         mount.watch(&filesystem);
     }
+    attempt.check().map_err(FuseError::MountFailed)?;
     let path = || attempt.mountpoint().to_path_buf();
     let meta = std::fs::metadata(attempt.mountpoint())
         .map_err(|source| FuseError::Mountpoint { path: path(), source })?;
@@ -217,6 +224,7 @@ pub fn mount_attempt(
         is_writable: options.is_writable,
         users_delete_subvolumes: options.users_delete_subvolumes,
         caching: options.caching,
+        is_synchronous: Synchronous::new(options.is_synchronous),
         report,
     };
     let guard = open_mount(&attempt, device_mount, options).map_err(FuseError::MountFailed)?;
@@ -365,6 +373,11 @@ impl Serving {
         self.guard.superblock.device
     }
 
+    /// Returns whether the mount is synchronous, for the program that remounts it.
+    pub fn synchronous(&self) -> Synchronous {
+        self.door.synchronous()
+    }
+
     /// Waits until the mount is gone, then commits and closes the filesystem and its devices.
     ///
     /// Returns earlier when the mount is aborted. The process must end then, because threads of the
@@ -483,15 +496,19 @@ impl Unmounter {
     /// Unmounts every mount of this mount namespace. Does nothing where there is none.
     ///
     /// # Errors
-    /// A mount is busy, or another mount hides it. It remains, and the others are unmounted.
+    /// A mount is busy, or another mount hides it. It remains, and the others are unmounted. Or the
+    /// mount table cannot be read.
     pub fn unmount(&self) -> io::Result<()> {
         self.superblock.unmount()
     }
 
     /// Detaches (`MNT_DETACH`) every mount of this mount namespace on which no other filesystem is
     /// mounted. Open files stay usable, and no further file can be opened.
-    pub fn detach(&self) -> DetachOutcome {
-        let (mounts, remaining) = self.superblock.detach();
+    ///
+    /// # Errors
+    /// The mounts cannot be found, because the mount table cannot be read. None is detached.
+    pub fn detach(&self) -> io::Result<DetachOutcome> {
+        let (mounts, remaining) = self.superblock.detach()?;
         if remaining.is_empty()
             && let Some(detached) = &self.detached
         {
@@ -499,7 +516,7 @@ impl Unmounter {
         }
         // Without mounts and users the kernel ends the connection within moments.
         let wait = if remaining.is_empty() { END_WAIT } else { Duration::ZERO };
-        DetachOutcome { mounts, remaining, is_in_use: !self.superblock.ends_within(wait) }
+        Ok(DetachOutcome { mounts, remaining, is_in_use: !self.superblock.ends_within(wait) })
     }
 
     /// Returns the device number (major, minor) that mount tables show; `None` where it could not
@@ -521,10 +538,19 @@ impl Unmounter {
         self.events.send(Event::Aborted).unwrap_or_default();
     }
 
+    /// Aborts the connection of a mount whose process ends without the return of [`Serving::wait`]
+    /// (law 1). Does nothing where the connection has ended.
+    ///
+    /// # Errors
+    /// This process may not open the control file of the connection.
+    pub fn abort_connection(&self) -> io::Result<()> {
+        self.superblock.abort()
+    }
+
     /// Commits the writes to open files, of a mount that goes on.
     ///
     /// # Errors
-    /// Some data or metadata cannot be written.
+    /// Some data or metadata cannot be written, or the kernel has lost writes that it had cached.
     pub fn commit(&self) -> Result<(), FuseError> {
         self.commit_after(Door::send_unsent_data)
     }
@@ -538,12 +564,12 @@ impl Unmounter {
         self.commit_after(Door::send_unsent_data_at_end)
     }
 
-    fn commit_after(&self, send: impl FnOnce(&Door)) -> Result<(), FuseError> {
+    fn commit_after(&self, send: impl FnOnce(&Door) -> ErrnoResult<()>) -> Result<(), FuseError> {
         let Some(door) = self.door.upgrade() else { return Ok(()) };
-        send(&door);
+        let sent = send(&door).map_err(|_| FuseError::LostWrites);
         let committed = door.commit().map_err(FuseError::Commit);
         // The mount may have ended meanwhile, so this may be the last reference.
         close(door, &self.events);
-        committed
+        committed.and(sent)
     }
 }

@@ -455,7 +455,7 @@ fn lock_storage(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<Vec<OwnedFd>
     let meta = fd.try_clone().map(File::from).and_then(|file| file.metadata()).map_err(refused)?;
     let own = storage::storage_of(&meta);
     let mut layers = storage::chain(own);
-    layers.extend(storage::overlay::upper_file(fd, own));
+    layers.extend(storage::overlay::upper_file(fd, own).map_err(refused)?);
     let (mut beneath, mut unreachable) = (Vec::new(), Vec::new());
     for (at, layer) in layers.iter().enumerate().skip(1) {
         // Several ways may lead to the same bytes, which are locked once.

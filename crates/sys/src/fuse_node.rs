@@ -2,7 +2,9 @@
 //!
 //! A file handle (`name_to_handle_at(2)`) of a FUSE filesystem contains the node id that the server
 //! has chosen. The kernel answers both calls here from memory, so the server itself may make them
-//! while it serves a request.
+//! while it serves a request. The open before them may wait for the server of a network filesystem,
+//! so the caller checks first on which mount the file is
+//! ([`id_of_descriptor`](crate::mounts::id_of_descriptor)).
 
 use std::io;
 use std::os::fd::AsRawFd;

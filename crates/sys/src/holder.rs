@@ -79,6 +79,8 @@ pub enum Holder {
     Unknown,
     /// There were too many open files to look for a holder among all of them.
     NotExcluded,
+    /// The mount table cannot be read.
+    UnknownMounts,
 }
 
 impl Holder {
@@ -93,9 +95,11 @@ impl Holder {
                 Some(_) if is_child(*id) => RELEASE_WAIT,
                 Some(_) => Duration::ZERO,
             },
-            Holder::Mount { .. } | Holder::Device { .. } | Holder::Swap | Holder::NotExcluded => {
-                Duration::ZERO
-            }
+            Holder::Mount { .. }
+            | Holder::Device { .. }
+            | Holder::Swap
+            | Holder::NotExcluded
+            | Holder::UnknownMounts => Duration::ZERO,
         }
     }
 }
@@ -132,7 +136,9 @@ impl ReleaseWait {
 fn is_unmounted(process: u32, served: &[Numbers]) -> bool {
     let is_served =
         |mount: &Mount| mount.kind.starts_with("fuse") && served.contains(&mount.device);
-    let mut tables = [mounts::read_of(process), mounts::read()].into_iter().flatten();
+    // Without the own table it is not known. That of the process may be hidden, or it has ended.
+    let Ok(own) = mounts::read() else { return false };
+    let mut tables = [mounts::read_of(process).unwrap_or_default(), own].into_iter();
     !served.is_empty() && !tables.any(|mounts| mounts.iter().any(is_served))
 }
 
@@ -183,6 +189,9 @@ impl fmt::Display for Holder {
             Holder::NotExcluded => f.write_str(
                 "the processes have too many open files to find out in time whether one uses it",
             ),
+            Holder::UnknownMounts => {
+                f.write_str("the mount table cannot be read, so it may be mounted")
+            }
         }
     }
 }
@@ -335,13 +344,13 @@ enum Mounts {
     ReadWrite,
 }
 
-/// Returns the mount of a device. A btrfs mount has an anonymous device number, and its source
+/// Returns the mount of a device, or that it may have one. A btrfs mount has an anonymous device number, and its source
 /// names only one of its devices, by the path that was given to mount(2). So btrfs mounts are found
 /// by the id of the filesystem. The source of another mount counts only if the kernel opens it as a
 /// device (law 4).
 fn mount_of(numbers: Numbers, which: Mounts) -> Option<Holder> {
     let btrfs = btrfs_with(numbers);
-    let mounts = mounts::read().ok()?;
+    let Ok(mounts) = mounts::read() else { return Some(Holder::UnknownMounts) };
     let types = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     let is_it = |mount: &&Mount| {
         if which == Mounts::ReadWrite && !mount.has_option("rw") {
@@ -438,6 +447,7 @@ fn processes_with(
     search: Search,
     matches: impl Fn(&str) -> bool,
 ) -> impl Iterator<Item = Holder> {
+    // Without the table, no device outside of `/dev` is accessed.
     let mounts = mounts::read().unwrap_or_default();
     search.processes().filter_map(move |Process { id, directory }| {
         let mut infos = search

@@ -18,7 +18,7 @@
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -26,11 +26,20 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 
+use crate::process_search::{self, number_in};
+
 /// Maximum number of processes whose mount namespaces are looked at.
 const PROCESSES_MAX: usize = 100_000;
-/// Maximum size of a mount table, in bytes. The kernel permits 100,000 mounts in a namespace; the
-/// length of their lines is the choice of the user that mounts them.
-const TABLE_BYTES_MAX: u64 = 32 << 20;
+/// Maximum size of a mount table that is read as a whole, in bytes. The kernel permits 100,000
+/// mounts in a namespace, and fusermount3 makes up to 1,000 for users, whose lines have up to 48
+/// KiB each: a mount point, a source and a type of 4 KiB, with four characters for a byte.
+const TABLE_BYTES_MAX: usize = 128 << 20;
+/// Maximum length of a line of a mount table that is read line by line, and of all lines of one
+/// device, in bytes.
+const LINE_BYTES_MAX: usize = 1 << 20;
+const DEVICE_BYTES_MAX: usize = 32 << 20;
+/// Number of bytes that are read at once.
+const READ_BYTES: usize = 1 << 16;
 
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +100,8 @@ impl Mount {
 /// mount before the one that it is mounted on.
 ///
 /// # Errors
-/// `/proc` cannot be read, or the table has more than 32 MiB.
+/// `/proc` cannot be read, or the table has more than 128 MiB. The caller must not take that for a
+/// table without mounts.
 pub fn read() -> io::Result<Vec<Mount>> {
     Ok(parse(&read_table(fs::File::open("/proc/self/mountinfo")?)?))
 }
@@ -104,36 +114,71 @@ pub fn read_of(process: u32) -> io::Result<Vec<Mount>> {
     Ok(parse(&read_table(fs::File::open(format!("/proc/{process}/mountinfo"))?)?))
 }
 
-/// Returns the mounts of one device number that another process sees. Parses no other lines, so it
-/// costs little in a namespace with many mounts.
+/// Returns the mounts of one device number that another process sees. Keeps no other lines, so it
+/// needs little memory in a namespace with many mounts, and the table may have any length.
 ///
 /// # Errors
-/// As of [`read`].
+/// `/proc` cannot be read, or a line has more than 1 MiB, or the lines of the device have more than
+/// 32 MiB.
 pub fn read_of_device(process: u32, device: (u32, u32)) -> io::Result<Vec<Mount>> {
-    let table = read_table(fs::File::open(format!("/proc/{process}/mountinfo"))?)?;
-    Ok(parse_of_device(&table, device))
+    read_lines_of_device(fs::File::open(format!("/proc/{process}/mountinfo"))?, device)
+}
+
+/// Returns the mounts of one device number that this process sees, as [`read_of_device`] does.
+///
+/// # Errors
+/// As of [`read_of_device`].
+pub fn read_own_of_device(device: (u32, u32)) -> io::Result<Vec<Mount>> {
+    read_lines_of_device(fs::File::open("/proc/self/mountinfo")?, device)
 }
 
 /// Reads a mount table as a whole: a part of it would hide mounts.
 fn read_table(from: impl Read) -> io::Result<Vec<u8>> {
     let mut table = Vec::new();
-    let bytes = from.take(TABLE_BYTES_MAX + 1).read_to_end(&mut table)?;
-    if u64::try_from(bytes).is_ok_and(|bytes| bytes <= TABLE_BYTES_MAX) {
-        return Ok(table);
-    }
-    Err(io::Error::new(io::ErrorKind::FileTooLarge, "the mount table has more than 32 MiB"))
+    let bytes = from.take(TABLE_BYTES_MAX as u64 + 1).read_to_end(&mut table)?;
+    if bytes <= TABLE_BYTES_MAX { Ok(table) } else { Err(too_long("the mount table")) }
 }
 
-/// Returns the mounts of every other mount namespace that has a process whose `/proc` entries this
-/// process may read.
-pub fn of_other_namespaces() -> impl Iterator<Item = Vec<Mount>> {
+/// Parses the lines of one device number, which is the third field.
+fn read_lines_of_device(from: impl Read, device: (u32, u32)) -> io::Result<Vec<Mount>> {
+    let number = format!("{}:{}", device.0, device.1);
+    let mut from = BufReader::with_capacity(READ_BYTES, from);
+    let (mut line, mut mounts, mut bytes_kept) = (Vec::new(), Vec::new(), 0);
+    loop {
+        line.clear();
+        let bytes = from.by_ref().take(LINE_BYTES_MAX as u64 + 1).read_until(b'\n', &mut line)?;
+        if bytes == 0 {
+            return Ok(mounts);
+        }
+        if bytes > LINE_BYTES_MAX {
+            return Err(too_long("a line of the mount table"));
+        }
+        let line = line.strip_suffix(b"\n").unwrap_or(&line);
+        if line.split(|byte| *byte == b' ').nth(2) != Some(number.as_bytes()) {
+            continue;
+        }
+        bytes_kept += bytes;
+        if bytes_kept > DEVICE_BYTES_MAX {
+            return Err(too_long("the part of the mount table with the mounts of one device"));
+        }
+        mounts.extend(parse_line(line));
+    }
+}
+
+fn too_long(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, format!("{what} is too long"))
+}
+
+/// Returns the mounts of one device number in every other mount namespace that has a process whose
+/// `/proc` entries this process may read.
+pub fn of_other_namespaces(device: (u32, u32)) -> impl Iterator<Item = Vec<Mount>> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();
     let processes = fs::read_dir("/proc").into_iter().flatten().take(PROCESSES_MAX).flatten();
     processes.filter_map(move |process| {
         let id: u32 = process.file_name().to_string_lossy().parse().ok()?;
         let is_new = namespace(&id.to_string()).is_some_and(|namespace| seen.insert(namespace));
-        read_of(id).ok().filter(|_| is_new)
+        if is_new { read_of_device(id, device).ok() } else { None }
     })
 }
 
@@ -168,6 +213,19 @@ pub(crate) fn id_of(fd: &OwnedFd) -> io::Result<u64> {
     let info = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", fd.as_raw_fd()))?;
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
     id.ok_or_else(|| io::Error::other("fdinfo has no mnt_id"))
+}
+
+/// Returns the mount id of a file that another process has open, without a call to the filesystem of
+/// that file. `process` is the directory of the process in `/proc`.
+///
+/// # Errors
+/// There is no such descriptor, or its file has no path, or it is hidden.
+pub fn id_of_descriptor(process: &Path, fd: u64) -> io::Result<u64> {
+    let number = fd.to_string();
+    let descriptor = process_search::descriptor(process, OsStr::new(&number));
+    let info = descriptor.and_then(|descriptor| descriptor.info());
+    let id = info.and_then(|info| number_in(&info, "mnt_id:"));
+    id.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// Unmounts a mount of the table as root, or detaches it (laws 4 and 5).
@@ -231,15 +289,6 @@ pub fn set_attributes(
 /// Parses a mount table. Skips lines that it does not understand.
 pub fn parse(table: &[u8]) -> Vec<Mount> {
     table.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
-}
-
-/// Parses the lines of one device number, which is the third field.
-fn parse_of_device(table: &[u8], device: (u32, u32)) -> Vec<Mount> {
-    let number = format!("{}:{}", device.0, device.1);
-    let is_wanted =
-        |line: &&[u8]| line.split(|byte| *byte == b' ').nth(2) == Some(number.as_bytes());
-    let lines = table.split(|byte| *byte == b'\n').filter(is_wanted);
-    lines.filter_map(parse_line).collect()
 }
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
@@ -316,8 +365,38 @@ mod tests {
         let table =
             b"1 0 0:4 / / rw - a a rw\n2 0 0:44 / /m ro - b b rw\n3 0 0:44 / /n rw - b b rw\n\
             0:44 0:44 0:4 / /o rw - c c rw\n";
-        let mounts = parse_of_device(table, (0, 44));
+        let mounts = read_lines_of_device(&table[..], (0, 44)).unwrap();
         assert_eq!(mounts, parse(table)[1..3]);
+    }
+
+    #[test]
+    fn the_mounts_of_one_device_are_found_in_a_table_of_any_length() {
+        let of = |device: &str, source: usize| {
+            format!("1 0 {device} / / rw - a {} rw\n", "s".repeat(source)).into_bytes()
+        };
+        let (other, own) = (of("0:4", 200 << 10), of("0:44", 100 << 10));
+        let others = || Repeated(other.clone(), 0).take(700 * other.len() as u64);
+        let found = read_lines_of_device(others().chain(&own[..]), (0, 44)).unwrap();
+        assert_eq!(found, parse(&own));
+        let too_long = [
+            read_table(others().chain(&own[..])).map(drop),
+            read_lines_of_device(io::repeat(b'a'), (0, 44)).map(drop),
+            read_lines_of_device(Repeated(own, 0), (0, 44)).map(drop),
+        ];
+        for read in too_long {
+            assert_eq!(read.map_err(|error| error.kind()), Err(io::ErrorKind::FileTooLarge));
+        }
+    }
+
+    /// The same bytes again and again, and the position in them.
+    struct Repeated(Vec<u8>, usize);
+
+    impl Read for Repeated {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let bytes = (&self.0[self.1..]).read(into)?;
+            self.1 = (self.1 + bytes) % self.0.len();
+            Ok(bytes)
+        }
     }
 
     #[test]
@@ -325,6 +404,16 @@ mod tests {
         let refused = read_table(io::repeat(b'a')).map_err(|error| error.kind());
         assert_eq!(refused, Err(io::ErrorKind::FileTooLarge));
         assert_eq!(read_table(&b"line"[..]).ok().as_deref(), Some(&b"line"[..]));
+    }
+
+    #[test]
+    fn the_mount_of_a_descriptor_is_found_without_a_call_to_its_filesystem() {
+        let file: OwnedFd = tempfile::NamedTempFile::new().unwrap().into_file().into();
+        let id = |fd: i32| id_of_descriptor(Path::new("/proc/self"), fd.try_into().unwrap());
+        assert_eq!(id(file.as_raw_fd()).unwrap(), id_of(&file).unwrap());
+        let without_path = crate::event::Event::new().unwrap();
+        assert!(id(without_path.as_fd().as_raw_fd()).is_err());
+        assert!(id(i32::MAX).is_err(), "no such descriptor");
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //!    exist ([`Search::is_cut`]).
 
 use crate::text;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -73,14 +74,18 @@ impl Search {
 
     /// Returns the descriptors of a process that have a path (law 2).
     pub(crate) fn descriptors(self, process: &Path) -> impl Iterator<Item = Descriptor> + use<> {
-        let infos = process.join("fdinfo");
+        let process = process.to_path_buf();
         let all = fs::read_dir(process.join("fd")).into_iter().flatten();
-        all.flatten().take_while(move |_| self.goes_on()).filter_map(move |entry| {
-            let link = entry.path();
-            let path = path_of(&link).filter(|path| path.has_root())?;
-            Some(Descriptor { link, path, info: infos.join(entry.file_name()) })
-        })
+        let entries = all.flatten().take_while(move |_| self.goes_on());
+        entries.filter_map(move |entry| descriptor(&process, &entry.file_name()))
     }
+}
+
+/// Returns a descriptor of a process by its number, if it has a path (law 2).
+pub(crate) fn descriptor(process: &Path, number: &OsStr) -> Option<Descriptor> {
+    let link = process.join("fd").join(number);
+    let path = path_of(&link).filter(|path| path.has_root())?;
+    Some(Descriptor { link, path, info: process.join("fdinfo").join(number) })
 }
 
 /// Returns the path of an open file; only its beginning if it is too long for the kernel.

@@ -246,7 +246,7 @@ pub(crate) struct Overlapping {
 /// are not in the chain.
 pub(crate) fn loop_devices_over(disk: &[Layer]) -> Vec<Overlapping> {
     let mut found = Vec::new();
-    // Read only where there is a loop device.
+    // Read only where there is a loop device. Without the table, none is skipped (law 4).
     let mounts = LazyCell::new(|| mounts::read().unwrap_or_default());
     let devices = fs::read_dir("/sys/block").into_iter().flatten().take(DEVICES_MAX).flatten();
     for device in devices {

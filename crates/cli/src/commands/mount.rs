@@ -167,8 +167,8 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     let made =
         make(&plan, &filesystem, device_mount, attempt).inspect_err(|_| signals.mount_failed())?;
     signals.unmount_on_signal(made.unmounter, mountpoint.clone());
-    let whole = made.serving.detached_mount();
-    let served = ServedMount { filesystem, devices, settings, whole };
+    let (synchronous, whole) = (made.serving.synchronous(), made.serving.detached_mount());
+    let served = ServedMount { filesystem, devices, settings, synchronous, whole };
     let control = serve_control(global, served, made.serving.device(), &mountpoint);
     let is_reported = !args.ready || daemon::report_mounted();
     if !args.ready && !global.quiet {

@@ -48,10 +48,11 @@ pub(crate) fn is_path(argument: &OsStr, is_alone: bool) -> bool {
 
 fn is_in_mount(path: &Path) -> bool {
     let Ok(device) = device_number(path) else { return false };
-    let mounts = mounts::read().unwrap_or_default();
+    // The call below also finds the mount if the table cannot be read.
+    let mounts = mounts::read_own_of_device(device).unwrap_or_default();
     let is_volume = |kind: &str| is_own_type(kind) || kind == KERNEL_TYPE;
     // The kernel's btrfs gives each subvolume a device number of its own.
-    let is_known = mounts.iter().any(|mount| mount.device == device && is_volume(&mount.kind));
+    let is_known = mounts.iter().any(|mount| is_volume(&mount.kind));
     is_known || subvolume_calls::info(open(path).as_ref().map_or(CWD, AsFd::as_fd)).is_ok()
 }
 

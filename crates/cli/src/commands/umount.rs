@@ -35,7 +35,9 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use butternut_fuse::{DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR, is_own_type};
+use butternut_fuse::{
+    DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_SHUT_DOWN, SYNC_XATTR, is_own_type,
+};
 use butternut_sys::mount_users::{self, MountUser};
 use butternut_sys::mounts::{self, Mount};
 
@@ -126,7 +128,7 @@ fn detach_and_commit(global: &GlobalArgs, mount: &Mount, timeout: Duration) -> R
     let committed = Notes::of(global).if_slow(&shown, || match File::open(&path) {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => Ok(false),
         // A process that ends later may lose changes.
-        _ => commit(Path::new(&path)).map(|()| true),
+        _ => commit(Path::new(&path)).map(|_| true),
     });
     let error = match committed {
         Ok(true) => return Ok(()),
@@ -209,7 +211,8 @@ fn unmount_and_commit(
 /// table cannot be read.
 fn is_gone(mount: &Mount) -> bool {
     let is_absent = |table: Vec<Mount>| !has_any(&table, std::slice::from_ref(mount));
-    mounts::read().is_ok_and(is_absent) && mounts::of_other_namespaces().all(is_absent)
+    mounts::read_own_of_device(mount.device).is_ok_and(is_absent)
+        && mounts::of_other_namespaces(mount.device).all(is_absent)
 }
 
 /// Returns the path as in the mount table. Only its parent is resolved, since the mount point
@@ -252,15 +255,30 @@ fn find_mount(mountpoint: &Path) -> Result<Mount, Failure> {
 /// only errors that occur during the call: `syncfs` also returns earlier ones, which `close` has
 /// reported. Where both calls fail, the first error has the cause: after a failed commit, another
 /// commit only finds that the volume is read-only.
-pub(crate) fn commit(mountpoint: &Path) -> io::Result<()> {
+pub(crate) fn commit(mountpoint: &Path) -> io::Result<Committed> {
     let mounted = File::open(mountpoint)?;
     let before = lost_writes(&mounted);
     let sent = rustix::fs::syncfs(&mounted);
     let mut value = [0; 1];
     let committed = rustix::fs::fgetxattr(&mounted, SYNC_XATTR, &mut value[..]);
     committed.map_err(|error| sent.err().unwrap_or(error))?;
+    if value == SYNC_SHUT_DOWN {
+        return Ok(Committed::Nothing);
+    }
     let after = lost_writes(&mounted);
-    if before.is_some() && before == after { Ok(()) } else { Ok(sent?) }
+    if before.is_none() || before != after {
+        sent?;
+    }
+    Ok(Committed::All)
+}
+
+/// What [`commit`] has committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Committed {
+    All,
+    /// The volume was shut down before (`FS_IOC_SHUTDOWN`). What was dirty then is lost, as the
+    /// caller of the shutdown has chosen.
+    Nothing,
 }
 
 fn lost_writes(mounted: &File) -> Option<u64> {
@@ -343,7 +361,7 @@ impl Daemon {
             CommitBy::Mount => {
                 let shown = mount.mountpoint.display().to_string();
                 let committed = notes.if_slow(&shown, || commit(&mount.mountpoint));
-                committed.map_err(|error| not_written(shown, &error))
+                committed.map(drop).map_err(|error| not_written(shown, &error))
             }
         }
     }
@@ -394,9 +412,9 @@ impl Process {
 /// processes. They are listed before the unmount, because the kernel may reuse the device number at
 /// once.
 fn other_mounts(mount: &Mount) -> Vec<Mount> {
-    let is_other = |other: &Mount| other.device == mount.device && other.id != mount.id;
-    let all = mounts::read().into_iter().chain(mounts::of_other_namespaces());
-    all.flatten().filter(is_other).collect()
+    let own = mounts::read_own_of_device(mount.device);
+    let all = own.into_iter().chain(mounts::of_other_namespaces(mount.device));
+    all.flatten().filter(|other| other.id != mount.id).collect()
 }
 
 /// Returns whether a mount table has one of `mounts`.
@@ -405,18 +423,18 @@ fn has_any(table: &[Mount], mounts: &[Mount]) -> bool {
 }
 
 fn is_any_mounted(others: &[Mount]) -> bool {
+    let Some(Mount { device, .. }) = others.first() else { return false };
     let is_there = |table: Vec<Mount>| has_any(&table, others);
-    !others.is_empty()
-        && (mounts::read().is_ok_and(is_there) || mounts::of_other_namespaces().any(is_there))
+    // While the table cannot be read, the caller waits.
+    mounts::read_own_of_device(*device).is_ok_and(is_there)
+        || mounts::of_other_namespaces(*device).any(is_there)
 }
 
 /// Reports where the volume is still mounted (law 3). Mounts in the same peer group (shared
 /// propagation) have been unmounted, too.
 fn report_remaining_mounts(shown: &str, others: &[Mount]) {
-    if others.is_empty() {
-        return;
-    }
-    let here = mounts::read().unwrap_or_default();
+    let Some(Mount { device, .. }) = others.first() else { return };
+    let here = mounts::read_own_of_device(*device).unwrap_or_default();
     let mountpoints: Vec<String> = here
         .iter()
         .filter(|listed| others.iter().any(|other| other.is_same(listed)))
@@ -426,7 +444,7 @@ fn report_remaining_mounts(shown: &str, others: &[Mount]) {
     if !mountpoints.is_empty() {
         left.push(format!("on {}", mountpoints.join(", ")));
     }
-    if mounts::of_other_namespaces().any(|table| has_any(&table, others)) {
+    if mounts::of_other_namespaces(*device).any(|table| has_any(&table, others)) {
         left.push("in another mount namespace".to_owned());
     }
     if !left.is_empty() {

@@ -73,7 +73,8 @@ pub(crate) fn request(command: &str, target: &Path, request: &Request) -> Result
     let no_mount = |why: &str| Failure::new(command, format!("no butternut mount at {shown}{why}"));
     let numbers =
         device_number(target).map_err(|error| no_mount(&format!(": {}", io_text(&error))))?;
-    let mounts = mounts::read().unwrap_or_default();
+    let mounts = mounts::read_own_of_device(numbers)
+        .map_err(|error| Failure::io("/proc/self/mountinfo", &error))?;
     let Some(user) = owner_of(&mounts, numbers) else {
         return Err(
             no_mount("").hint("`findmnt -t fuse.butternut,fuseblk.butternut` lists the mounts")

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use butternut::stats::Stats;
 use butternut::{FileId, Filesystem, NamedTunable};
-use butternut_fuse::DetachedMount;
+use butternut_fuse::{DetachedMount, Synchronous};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
@@ -45,6 +45,8 @@ pub(crate) struct ServedMount {
     pub(crate) devices: Vec<String>,
     /// Options that are fixed while it is mounted ([`crate::commands`] compares them).
     pub(crate) settings: serde_json::Map<String, Value>,
+    /// Changed by a remount.
+    pub(crate) synchronous: Synchronous,
     /// Set if the volume can be mounted at more mount points.
     pub(crate) whole: Option<Arc<DetachedMount>>,
 }
@@ -309,6 +311,10 @@ fn answer(served: &ServedMount, request: Request) -> Response {
             "is_writable": filesystem.is_writable(),
             "can_clone": served.whole.is_some(),
         })),
+        Request::Synchronous { is_on } => {
+            served.synchronous.set(is_on);
+            Response::Ok(Value::Null)
+        }
         Request::Commit => match filesystem.sync() {
             Ok(()) => Response::Ok(Value::Null),
             Err(error) => {

@@ -74,6 +74,38 @@ fn a_second_signal_commits_and_ends_a_busy_mount() {
     checked(&image);
 }
 
+/// The kernel does not repeat a write that fails on a full volume.
+#[test]
+fn signals_report_writes_that_the_kernel_loses() {
+    if !kernel_tests_enabled("signals_report_writes_that_the_kernel_loses") {
+        return;
+    }
+    let (scratch, mount_point) = (tempfile::tempdir().unwrap(), MountPoint::new());
+    let image = scratch.path().join("volume.img");
+    butternut(&["mkfs", "--size", "256M", image.to_str().unwrap()]).ok();
+    let (mut child, mut output) = mount_foreground(&image, &mount_point, "writeback");
+    let full = fs::File::create(mount_point.path().join("full")).unwrap();
+    let mut at = 0;
+    while full.write_all_at(&[1; 1 << 20], at).and_then(|()| full.sync_all()).is_ok() {
+        at += 1 << 20;
+    }
+    let file = fs::File::create(mount_point.path().join("file")).unwrap();
+    let lost = "data that the kernel had cached could not be written";
+    file.write_all_at(&[2; 8 << 20], 0).unwrap();
+    terminate(&child);
+    let message = line(&mut output);
+    assert!(message.contains(lost), "{message}");
+    assert!(line(&mut output).contains("a second signal ends it"));
+    file.write_all_at(&[3; 8 << 20], 0).unwrap();
+    terminate(&child);
+    assert!(line(&mut output).contains("second signal:"));
+    let message = line(&mut output);
+    assert!(message.contains(lost), "{message}");
+    assert!(!child.wait().unwrap().success());
+    drop((full, file));
+    checked(&image);
+}
+
 #[test]
 fn a_signal_unmounts_bind_mounts_too() {
     if !kernel_tests_enabled("a_signal_unmounts_bind_mounts_too") {
@@ -449,4 +481,25 @@ fn a_sync_of_a_mounted_directory_commits() {
         drop(file);
         butternut(&["umount", mount_point.name()]).ok();
     }
+}
+
+/// Users mount through fusermount3 in the mount namespace of all, up to 1,000 filesystems, with a
+/// mount point, a source and a type of 4 KiB each, of whose bytes the table shows four characters.
+#[test]
+fn a_long_mount_table_keeps_no_mount() {
+    if !kernel_tests_enabled("a_long_mount_table_keeps_no_mount") {
+        return;
+    }
+    // 4,096 mounts, each with a source that the table shows as 8,400 characters.
+    let output = run_in_namespace(
+        "$B mount own.img m1; D=$(daemon)
+         trap \"{ kill -9 $D; umount -l m1; } 2>ignored || true\" EXIT
+         mkdir t; mount -t tmpfs \"$(printf %2100s | tr ' ' '#')\" t
+         for n in 1 2 3 4 5 6 7 8 9 10 11 12; do mkdir t/$n; mount --rbind t t/$n; done
+         [ $(wc -c </proc/self/mountinfo) -gt 33554432 ] || echo too short
+         $B subvolume create m1/new && echo created
+         kill -TERM $D; ended $D && echo ended || echo it lives
+         grep -c \" $PWD/m1 \" /proc/self/mountinfo || true",
+    );
+    assert_eq!(output, "created\nended\n0\n");
 }

@@ -1,22 +1,27 @@
 //! Calls for subvolumes of a mounted volume, beside programs that use its files. The calls are made
 //! as another program makes them: without a syncfs(2) before.
 
-use std::fs::{File, OpenOptions, metadata};
+use std::fs::{File, OpenOptions, hard_link, metadata, remove_file};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use butternut_sys::mapped::Mapped;
 use butternut_sys::subvolume_calls as calls;
+use rustix::fs::{IFlags, copy_file_range, ioctl_setflags};
 use tempfile::TempDir;
 
-use super::command::{butternut, run};
+use super::command::{butternut, run, shell};
 use super::image::kernel_tests_enabled;
 use super::mount::MountPoint;
 
+const EIO: i32 = 5;
 const EBUSY: i32 = 16;
 const EROFS: i32 = 30;
 
@@ -32,15 +37,23 @@ struct Volume {
 
 impl Volume {
     fn new(options: &str) -> Self {
+        Self::of_size("8G", options)
+    }
+
+    fn of_size(size: &str, options: &str) -> Self {
         let (scratch, mount_point) = (tempfile::tempdir_in("/var/tmp").unwrap(), MountPoint::new());
         let image = scratch.path().join("volume.img");
         let image = image.to_str().unwrap();
-        butternut(&["mkfs", "--size", "8G", image]).ok();
+        butternut(&["mkfs", "--size", size, image]).ok();
         butternut(&["mount", "-o", options, image, mount_point.name()]).ok();
         let root = File::open(mount_point.path()).unwrap();
         calls::create(root.as_fd(), b"sub").unwrap();
         let sub = File::open(mount_point.path().join("sub")).unwrap();
         Self { mount_point, root, sub, scratch }
+    }
+
+    fn image(&self) -> PathBuf {
+        self.scratch.path().join("volume.img")
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -64,9 +77,9 @@ impl Volume {
 
     /// Unmounts the volume and checks it.
     fn close(self) {
+        let image = self.image();
         drop((self.root, self.sub));
         butternut(&["umount", self.mount_point.name()]).ok();
-        let image = self.scratch.path().join("volume.img");
         run("btrfs", &["check".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()]);
     }
 }
@@ -269,4 +282,173 @@ fn no_write_is_lost_while_a_subvolume_becomes_read_only() {
         assert_eq!(volume.set_read_only(true), Ok(()));
         volume.close();
     }
+}
+
+/// Aborts the connection of a mount in the kernel. Threads that wait for each other cannot be
+/// killed.
+fn abort_connection(mount_point: &Path) {
+    let shown = mount_point.display();
+    shell(&format!(
+        "set -e; d=$(mktemp -d); mount -t fusectl none $d
+         n=$(awk -v at={shown} '$5 == at {{ print $3 }}' /proc/self/mountinfo)
+         echo 1 >$d/$(((${{n%:*}} << 20) + ${{n#*:}}))/abort; umount $d; rmdir $d"
+    ));
+}
+
+/// A change of flags makes the kernel forget the names of the file, which waits for the lock of
+/// their directory. link(2), unlink(2) and rename(2) hold that lock, and wait for the lock of the
+/// file, which the kernel holds for the change of flags until it has the reply.
+#[test]
+fn flags_change_beside_programs_that_link_and_unlink_the_file() {
+    const CHANGES: usize = 60;
+    const LIMIT: Duration = Duration::from_secs(30);
+    if !kernel_tests_enabled("flags_change_beside_programs_that_link_and_unlink_the_file") {
+        return;
+    }
+    for options in ["rw", "writeback", "uncached"] {
+        let volume = Volume::new(options);
+        drop(volume.open("sub/file").unwrap());
+        let (path, other) = (volume.path("sub/file"), volume.path("sub/other"));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (done, is_done) = mpsc::channel();
+        let linking = {
+            let (is_over, done, path) = (Arc::clone(&is_over), done.clone(), path.clone());
+            move || {
+                while !is_over.load(Ordering::Acquire) {
+                    hard_link(&path, &other).unwrap();
+                    remove_file(&other).unwrap();
+                }
+                done.send(()).unwrap();
+            }
+        };
+        let changing = move || {
+            let file = File::open(&path).unwrap();
+            for count in 0..CHANGES {
+                let flags = if count % 2 == 0 { IFlags::NODUMP } else { IFlags::empty() };
+                ioctl_setflags(&file, flags).unwrap();
+            }
+            is_over.store(true, Ordering::Release);
+            done.send(()).unwrap();
+        };
+        let threads = [thread::spawn(linking), thread::spawn(changing)];
+        let until = Instant::now() + LIMIT;
+        let left = || until.saturating_duration_since(Instant::now());
+        let ended = (0..2).all(|_| is_done.recv_timeout(left()).is_ok());
+        if !ended {
+            abort_connection(volume.mount_point.path());
+        }
+        let results = threads.map(|thread| thread.join().is_ok());
+        assert!(
+            ended,
+            "{options}: a change of flags and a link(2) or unlink(2) wait for each other"
+        );
+        assert_eq!(results, [true, true], "{options}");
+        volume.close();
+    }
+}
+
+/// With write-back caching the kernel keeps the times in an inode that it forgets.
+#[test]
+fn a_change_of_flags_is_a_change_of_the_ctime() {
+    if !kernel_tests_enabled("a_change_of_flags_is_a_change_of_the_ctime") {
+        return;
+    }
+    for options in ["rw", "writeback", "uncached"] {
+        let volume = Volume::new(options);
+        drop(volume.open("sub/file").unwrap());
+        let path = volume.path("sub/file");
+        let ctime = || {
+            let meta = metadata(&path).unwrap();
+            (meta.ctime(), meta.ctime_nsec())
+        };
+        for flags in [IFlags::NODUMP, IFlags::empty()] {
+            let before = ctime();
+            let file = File::open(&path).unwrap();
+            ioctl_setflags(&file, flags).unwrap();
+            drop(file);
+            assert_ne!(ctime(), before, "{options}");
+        }
+        volume.close();
+    }
+}
+
+/// As on the kernel's btrfs, whose `copy_file_range` syncs where a descriptor has `O_SYNC` or
+/// `O_DSYNC`, or the mount has `sync`.
+#[test]
+fn a_copy_to_a_synchronous_descriptor_is_durable_when_it_returns() {
+    const O_DSYNC: i32 = 0o10000;
+    const BYTES: usize = 1 << 20;
+    if !kernel_tests_enabled("a_copy_to_a_synchronous_descriptor_is_durable_when_it_returns") {
+        return;
+    }
+    for (options, remounted, flags) in [
+        ("rw,commit=3600", None, O_DSYNC),
+        ("writeback,commit=3600", None, O_DSYNC),
+        ("uncached,commit=3600", None, O_DSYNC),
+        ("rw,sync,commit=3600", None, 0),
+        ("rw,commit=3600", Some("remount,sync"), 0),
+    ] {
+        let volume = Volume::of_size("256M", options);
+        if let Some(options) = remounted {
+            butternut(&["mount", "-o", options, volume.mount_point.name()]).ok();
+        }
+        let open = |name: &str| {
+            let mut how = OpenOptions::new();
+            how.read(true).write(true).create(true).truncate(false).custom_flags(flags);
+            how.open(volume.path(name)).unwrap()
+        };
+        let (from, to) = (open("from"), open("to"));
+        from.write_all_at(&[b'x'; BYTES], 0).unwrap();
+        from.sync_all().unwrap();
+        // The name of the copy is durable.
+        to.sync_all().unwrap();
+        let mut copied = 0;
+        while copied < BYTES {
+            let (mut at, mut to_at) = (copied as u64, copied as u64);
+            let left = BYTES - copied;
+            copied += copy_file_range(&from, Some(&mut at), &to, Some(&mut to_at), left).unwrap();
+        }
+        // What a crash would leave: nothing is written for another hour.
+        let (image, crashed) = (volume.image(), volume.scratch.path().join("crashed.img"));
+        shell(&format!("cp --sparse=always {} {}", image.display(), crashed.display()));
+        let read = butternut(&["cat", crashed.to_str().unwrap(), "/to"]);
+        assert_eq!(read.code, Some(0), "{}", read.err);
+        let about = format!("{options} {remounted:?}: {} bytes", read.bytes.len());
+        assert!(read.bytes == [b'x'; BYTES], "{about}");
+        drop((from, to));
+        volume.close();
+    }
+}
+
+/// Fills a volume that is mounted with `writeback`.
+fn fill(volume: &Volume) {
+    const MIB: usize = 1 << 20;
+    let full = volume.open("sub/full").unwrap();
+    for at in 0.. {
+        let written = full.write_all_at(&[1; MIB], at * MIB as u64);
+        if written.and_then(|()| full.sync_all()).is_err() {
+            return;
+        }
+    }
+}
+
+/// What write(2) has accepted is in the snapshot, or the call fails.
+#[test]
+fn a_snapshot_fails_if_the_kernel_loses_writes_that_it_had_cached() {
+    if !kernel_tests_enabled("a_snapshot_fails_if_the_kernel_loses_writes_that_it_had_cached") {
+        return;
+    }
+    let volume = Volume::of_size("256M", "writeback");
+    fill(&volume);
+    let file = volume.open("sub/file").unwrap();
+    // The kernel caches them without a reservation.
+    file.write_all_at(&[2; 8 << 20], 0).unwrap();
+    let made = volume.snapshot();
+    // The program learns of the loss at the next sync.
+    assert!(file.sync_all().is_err(), "the volume was full");
+    assert_eq!(made.map_err(|error| error.raw_os_error()), Err(Some(EIO)));
+    drop(file);
+    assert!(metadata(volume.path("snap")).is_err());
+    volume.snapshot().unwrap();
+    volume.close();
 }

@@ -49,6 +49,11 @@ try "$B" subvolume create "dir/$(printf '%0256d' 0)"
 try "$B" subvolume snapshot dir dir/of-no-subvolume
 try "$B" subvolume snapshot a/file dir/of-a-file
 try "$B" subvolume snapshot a snap/file
+try "$B" subvolume snapshot /proc dir/elsewhere
+# A descriptor of a mount of another namespace.
+exec 6< a
+try unshare --mount "$B" subvolume snapshot /proc/self/fd/6 dir/from-outside
+exec 6<&-
 try "$B" subvolume delete dir
 try "$B" subvolume delete a/file
 try "$B" subvolume delete dir/missing

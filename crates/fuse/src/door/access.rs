@@ -1,12 +1,14 @@
 //! Whether a caller may write to a directory: for requests that the kernel passes on without a
 //! check of permissions.
 //!
-//! The rules are those of POSIX.1 and, with an ACL, of POSIX.1e (draft 17, 23.1.5). The ACL is in
-//! the form in which the kernel and the volume store it: a version, and entries of a tag, the
-//! permissions and an id, in little-endian byte order.
+//! The rules are those of POSIX.1 and, with an ACL, of POSIX.1e (draft 17, 23.1.5), with one
+//! exception: where the mode has no permissions of the group class, which are the mask of an ACL,
+//! the kernel ignores the ACL, and "other" applies to all users outside of the owning group. The
+//! ACL is in the form in which the kernel and the volume store it: a version, and entries of a tag,
+//! the permissions and an id, in little-endian byte order.
 
 use butternut::server::FilesystemExt;
-use butternut::{Error, FileId, Stat};
+use butternut::{Error, FileId};
 
 use crate::connection::protocol::InHeader;
 use crate::door::{Door, caller};
@@ -45,21 +47,29 @@ impl Door {
             Err(Error::NoAttribute) => Vec::new(),
             Err(error) => return Err(error.into()),
         };
-        let allowed = allowed(&stat, &acl, header.uid, &caller::all_groups(header));
+        let of = Owned { mode: stat.mode, owner: stat.uid, group: stat.gid };
+        let allowed = allowed(&of, &acl, header.uid, &caller::all_groups(header));
         if allowed & WRITE_AND_SEARCH == WRITE_AND_SEARCH { Ok(()) } else { Err(Errno::EACCES) }
     }
 }
 
+/// The mode of a file, and whose it is.
+struct Owned {
+    mode: u32,
+    owner: u32,
+    group: u32,
+}
+
 /// Returns the permissions of a user with these groups for a file, as three bits. If several groups
 /// match, those of one that allows [`WRITE_AND_SEARCH`] count.
-fn allowed(stat: &Stat, acl: &[u8], uid: u32, groups: &[u32]) -> u16 {
-    let class = |shift: u32| u16::try_from(stat.mode >> shift & 0o7).unwrap_or(0);
-    if uid == stat.uid {
+fn allowed(of: &Owned, acl: &[u8], uid: u32, groups: &[u32]) -> u16 {
+    let class = |shift: u32| u16::try_from(of.mode >> shift & 0o7).unwrap_or(0);
+    if uid == of.owner {
         return class(6);
     }
     let entries = entries(acl);
-    if entries.is_empty() {
-        return if groups.contains(&stat.gid) { class(3) } else { class(0) };
+    if entries.is_empty() || class(3) == 0 {
+        return if groups.contains(&of.group) { class(3) } else { class(0) };
     }
     let with_tag = |tag| entries.iter().find(move |entry| entry.tag == tag);
     let mask = with_tag(MASK).map_or(0o7, |entry| entry.permissions);
@@ -67,7 +77,7 @@ fn allowed(stat: &Stat, acl: &[u8], uid: u32, groups: &[u32]) -> u16 {
         return user.permissions & mask;
     }
     let matches = |entry: &&Entry| match entry.tag {
-        GROUP_OF_FILE => groups.contains(&stat.gid),
+        GROUP_OF_FILE => groups.contains(&of.group),
         GROUP => groups.contains(&entry.id),
         _ => false,
     };
@@ -97,4 +107,36 @@ fn entries(acl: &[u8]) -> Vec<Entry> {
         }
     };
     entries.iter().map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_acl_whose_mask_has_no_permissions_is_ignored() {
+        let entry = |tag: u16, permissions: u16, id: u32| {
+            [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &id.to_le_bytes()].concat()
+        };
+        let acl = |mask: u16| {
+            let entries = [
+                entry(USER, 7, 8),
+                entry(GROUP_OF_FILE, 7, 0),
+                entry(MASK, mask, 0),
+                entry(OTHER, 3, 0),
+            ];
+            [&2_u32.to_le_bytes()[..], &entries.concat()].concat()
+        };
+        let of = |mode| Owned { mode, owner: 1, group: 2 };
+        for (mode, mask, user, want) in [
+            (0o773, 7, 8, 7),
+            (0o703, 0, 8, 3),
+            (0o723, 2, 8, 2),
+            (0o703, 0, 9, 3),
+            (0o703, 0, 1, 7),
+        ] {
+            assert_eq!(allowed(&of(mode), &acl(mask), user, &[9]), want, "{mode:o} {user}");
+        }
+        assert_eq!(allowed(&of(0o703), &acl(0), 9, &[2]), 0, "the owning group");
+    }
 }

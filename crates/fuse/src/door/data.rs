@@ -9,6 +9,9 @@
 //!    capabilities, as filesystems of the kernel do. The kernel does that itself where it can.
 //!    Otherwise it sets a flag in the request, or the request does not say; then a call of root
 //!    removes only the capabilities, and a call of any other user removes all.
+//! 5. A copy is durable before the reply where either file was opened with `O_SYNC` or `O_DSYNC`,
+//!    or the mount is synchronous, as in kernel btrfs. The kernel syncs after a write, and not
+//!    after a copy.
 
 use std::os::fd::OwnedFd;
 
@@ -109,13 +112,17 @@ impl Door {
         reply: &mut Reply,
     ) -> ErrnoResult<()> {
         let copy: CopyFileRangeIn = request.take()?;
-        let (from, to) = (self.file(request, copy.fh_in)?, self.handles.get(copy.fh_out)?.file);
+        let (from, to) = (self.find(request, copy.fh_in)?, self.handles.get(copy.fh_out)?);
         let end = copy.off_in.saturating_add(copy.len.min(COPY_BYTES_MAX));
-        let (of, kill) = ((copy.nodeid_out, &to), KillPriv::of_caller(request));
+        let (of, kill) = ((copy.nodeid_out, &to.file), KillPriv::of_caller(request));
         let bytes_copied =
             killing_privileges(&request.header, request.device, of, kill, |privileges| {
-                Ok(to.copy_range_as(copy.off_out, &from, copy.off_in..end, privileges)?)
+                Ok(to.file.copy_range_as(copy.off_out, &from.file, copy.off_in..end, privileges)?)
             })?;
+        let is_synchronous = from.is_synchronous || to.is_synchronous;
+        if bytes_copied > 0 && (is_synchronous || self.options.is_synchronous.is_set()) {
+            to.file.sync_all()?;
+        }
         if request.header.opcode == op::COPY_FILE_RANGE_64 {
             return reply.push(&CopyFileRangeOut { bytes_copied });
         }

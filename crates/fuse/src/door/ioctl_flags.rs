@@ -15,8 +15,16 @@
 //! 3. A change of flags changes the ctime of the inode. With write-back caching the kernel keeps
 //!    the times in its own inode, so it is made to forget that inode: its names are invalidated,
 //!    and looked up again once no program has the file open.
+//! 4. The kernel holds the inode lock of the file until it has the reply. link(2), unlink(2) and
+//!    rename(2) hold the lock of a directory while they wait for that lock, and the invalidation of
+//!    a name waits for the lock of its directory. So a thread of its own invalidates the names, and
+//!    the reply waits for it for at most [`FORGET_WAIT`].
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 use butternut::{AttributeFlags, FileId, FileKind};
 use zerocopy::{Immutable, IntoBytes};
@@ -40,6 +48,9 @@ const SET_XFLAGS: u32 = 0x401c_5820;
 const HANDLES_OF_CALL: usize = 2;
 /// Maximum number of names that are invalidated. The ctime of a file with more names is shown late.
 const NAMES_MAX: usize = 64;
+/// Maximum time for which a reply waits until the kernel has forgotten the names (law 4). If it
+/// takes longer, the new ctime is shown later.
+const FORGET_WAIT: Duration = Duration::from_millis(20);
 
 /// The flags that both kinds of calls have, and their bits in an xflags call.
 const XFLAGS: [(AttributeFlags, u32); 5] = [
@@ -117,9 +128,7 @@ impl Door {
         self.reply_after_writeback(request, size_of::<IoctlOut>(), move |reply| {
             filesystem.set_attribute_flags(id, flags)?;
             connection::invalidate_attributes(&device, node);
-            for (parent, name) in &names {
-                connection::invalidate_entry(&device, *parent, name);
-            }
+            forget_names(&device, names);
             reply.push(&IoctlOut::default())
         })
     }
@@ -167,6 +176,25 @@ impl Door {
             flags = if set.xflags & xflag != 0 { flags | flag.0 } else { flags & !flag.0 };
         }
         Ok(AttributeFlags(flags))
+    }
+}
+
+/// Makes the kernel forget the names of a file, and waits for that for a limited time (law 4).
+fn forget_names(device: &Arc<OwnedFd>, names: Vec<(u64, Vec<u8>)>) {
+    if names.is_empty() {
+        return;
+    }
+    let (working, forgotten) = channel::<()>();
+    let device = Arc::clone(device);
+    let run = move || {
+        for (parent, name) in &names {
+            connection::invalidate_entry(&device, *parent, name);
+        }
+        drop(working);
+    };
+    // Without a thread, the ctime is shown late.
+    if thread::Builder::new().name("butternut-names".into()).spawn(run).is_ok() {
+        forgotten.recv_timeout(FORGET_WAIT).unwrap_or_default();
     }
 }
 

@@ -14,13 +14,17 @@
 //! 2. Only an administrator deletes subvolumes; with `user_subvol_rm_allowed` also the owner of a
 //!    subvolume that may write to its directory. Where the mount checks no permissions, the user
 //!    that mounted is an administrator.
-//! 3. Writes that the kernel has cached and not sent are in a snapshot: they are sent first. A
-//!    subvolume becomes read-only only while no file of it is open for writing, so there are none
-//!    that it would refuse ([`write_gates`]).
+//! 3. Writes that the kernel has cached and not sent are in a snapshot: they are sent first, and
+//!    the call fails if one of them is lost. With write-back caching, the kernel does not send the
+//!    times of a file with its data: a file that was written since the kernel sent its times has
+//!    the new data and the old times in the snapshot. A subvolume becomes read-only only while no
+//!    file of it is open for writing, so there are no writes that it would refuse
+//!    ([`write_gates`]).
 //! 4. The source of a snapshot is a descriptor of the caller, which waits for the reply. It is
-//!    looked up in `/proc`, and must be on this mount.
+//!    looked up in `/proc`, and must be on this mount. A lookup of a file of another filesystem may
+//!    wait for the server of that filesystem, so the id of its mount is compared first.
 //! 5. The calls commit, so their replies are deferred. The kernel forgets the name that has changed
-//!    before the reply is sent.
+//!    before the reply is sent: it holds no inode lock during these calls.
 //! 6. The kernel does not tell through which mount a call comes, and passes it on also where that
 //!    is read-only. So changes are refused to an administrator that sees no writable mount of the
 //!    volume, and to every other caller that sees a read-only one.
@@ -29,6 +33,7 @@
 //!
 //! [`write_gates`]: crate::handles::write_gates
 
+use std::io;
 use std::sync::Arc;
 
 use butternut::{FileId, FileKind, Filesystem, SnapshotAccess, SubvolumeInfo, TOP_LEVEL, Time};
@@ -144,7 +149,7 @@ impl Door {
         let umask = caller::umask(&request.header);
         let new = new_inode(request, PERMISSIONS, umask);
         self.change_name(request, name, move |filesystem, name| {
-            filesystem.create_subvolume(dir, name, &new).map(drop)
+            Ok(filesystem.create_subvolume(dir, name, &new).map(drop)?)
         })
     }
 
@@ -167,8 +172,8 @@ impl Door {
         let unsent = self.unsent_data(|id| id.subvolume == source.subvolume);
         let device = Arc::clone(request.device);
         self.change_name(request, name, move |filesystem, name| {
-            unsent.write_back(&device);
-            filesystem.snapshot(source.subvolume, dir, name, access).map(drop)
+            unsent.write_back(&device)?;
+            Ok(filesystem.snapshot(source.subvolume, dir, name, access).map(drop)?)
         })
     }
 
@@ -216,7 +221,7 @@ impl Door {
         let id = wanted.unwrap_or(root.subvolume);
         let node = self.nodes.node_id(dir);
         self.change_name_in(request, node, name, move |filesystem, name| {
-            filesystem.delete_subvolume_of_id(dir, name, id)
+            Ok(filesystem.delete_subvolume_of_id(dir, name, id)?)
         })
     }
 
@@ -301,12 +306,26 @@ impl Door {
         let path = process.join(format!("fd/{fd}"));
         let is_open = std::fs::symlink_metadata(&path).is_ok();
         let refused = if is_open { Errno::EXDEV } else { Errno::EBADF };
+        let mount = mounts::id_of_descriptor(&process, fd).map_err(|_| refused)?;
+        if !self.is_own_mount(request.header.pid, mount) {
+            return Err(refused);
+        }
         let (device, node) = fuse_node(&path).map_err(|_| refused)?;
         if self.device_number != Some(device) {
             return Err(Errno::EXDEV);
         }
         let id = self.file_id(node)?;
         if id.is_subvolume_root() { Ok(id) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Returns whether the caller or this process sees a mount of the volume with this id. The
+    /// caller may have entered another mount namespace since it opened a file.
+    fn is_own_mount(&self, pid: u32, id: u64) -> bool {
+        let Some(device) = self.device_number else { return false };
+        let has_it = |table: io::Result<Vec<Mount>>| {
+            table.is_ok_and(|mounts| mounts.iter().any(|mount| mount.id == id))
+        };
+        has_it(mounts::read_of_device(pid, device)) || has_it(mounts::read_own_of_device(device))
     }
 
     /// Returns whether the caller may change the attributes of a file.
@@ -324,7 +343,9 @@ impl Door {
     /// Checks that the caller may change the volume through the mounts that it sees (law 6).
     fn may_change(&self, request: &Request<'_>) -> ErrnoResult<()> {
         let Some(device) = self.device_number else { return Ok(()) };
-        let mounts = mounts::read_of_device(request.header.pid, device).unwrap_or_default();
+        // A caller that cannot be read sees no mount that is known to be writable.
+        let mounts = mounts::read_of_device(request.header.pid, device);
+        let mounts = mounts.map_err(|_| Errno::EPERM)?;
         let is_writable = if self.is_administrator(request) {
             !mounts.iter().all(Mount::is_read_only)
         } else {
@@ -337,7 +358,7 @@ impl Door {
         &self,
         request: &Request<'_>,
         name: Vec<u8>,
-        change: impl FnOnce(&Filesystem, &[u8]) -> butternut::Result<()> + Send + 'static,
+        change: impl FnOnce(&Filesystem, &[u8]) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
         self.change_name_in(request, request.header.nodeid, name, change)
     }
@@ -348,7 +369,7 @@ impl Door {
         request: &Request<'_>,
         parent: u64,
         name: Vec<u8>,
-        change: impl FnOnce(&Filesystem, &[u8]) -> butternut::Result<()> + Send + 'static,
+        change: impl FnOnce(&Filesystem, &[u8]) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {

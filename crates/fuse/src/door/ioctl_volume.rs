@@ -10,6 +10,7 @@
 //! 1. The capability is checked before the arguments, as in kernel btrfs.
 //! 2. After a shutdown nothing is written to the devices. Requests that end the mount or read
 //!    attributes are still served; every other one fails with `EIO`.
+//!    [`SYNC_XATTR`](crate::SYNC_XATTR) tells of the shutdown.
 //! 3. A call that writes or waits for other requests gets a deferred reply, so it occupies no
 //!    worker that those requests need.
 
@@ -73,7 +74,11 @@ impl Door {
         // fetches the mode of the root before that if a change in the directory has invalidated it.
         let reads_attributes =
             matches!(opcode, op::GETXATTR | op::GETATTR | op::STATX | op::OPENDIR);
-        ends_mount || reads_attributes || !self.is_shut_down.load(Ordering::Acquire)
+        ends_mount || reads_attributes || !self.is_shut_down()
+    }
+
+    pub(super) fn is_shut_down(&self) -> bool {
+        self.is_shut_down.load(Ordering::Acquire)
     }
 
     fn label(&self, reply: &mut Reply) -> ErrnoResult<()> {
@@ -134,7 +139,7 @@ impl Door {
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         let is_shut_down = Arc::clone(&self.is_shut_down);
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
-            unsent.write_back(&device);
+            unsent.write_back(&device)?;
             filesystem.sync()?;
             filesystem.abandon();
             is_shut_down.store(true, Ordering::Release);

@@ -14,6 +14,8 @@ use butternut::{File, Privileges, ReadAt};
 use crate::errno::{Errno, ErrnoResult};
 
 pub(super) const O_DIRECT: u32 = 0o40000;
+/// The change must be durable before its call returns. `O_SYNC` contains this flag.
+pub(super) const O_DSYNC: u32 = 0o10000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {

@@ -35,7 +35,7 @@ use crate::connection::protocol::{
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::Door;
-use crate::door::lane::O_DIRECT;
+use crate::door::lane::{O_DIRECT, O_DSYNC};
 use crate::errno::{Errno, ErrnoResult};
 use crate::handles::write_gates::Writer;
 use crate::handles::{Bypass, OpenFile, OpenHow};
@@ -107,7 +107,9 @@ impl Door {
         if is_writable && (is_direct || bypasses_cache) {
             fills.start_recording();
         }
-        let open = OpenFile { file, is_writable, bypasses_cache, fills, is_append_only };
+        let is_synchronous = flags & O_DSYNC != 0;
+        let open =
+            OpenFile { file, is_writable, bypasses_cache, fills, is_append_only, is_synchronous };
         let fh = self.handles.insert(open, writer);
         reply.push(&OpenOut { fh, open_flags, backing_id: 0 })
     }
@@ -150,6 +152,7 @@ impl Door {
             bypasses_cache: false,
             fills,
             is_append_only: false,
+            is_synchronous: false,
         })
     }
 }

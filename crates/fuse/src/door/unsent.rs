@@ -19,17 +19,22 @@
 //!    mappings, and a program that needs them in a snapshot calls msync(2) before.
 //! 5. Where the mount ends, they are sent on every mount: afterwards they would be lost, and no
 //!    reader comes.
+//! 6. The kernel does not repeat a WRITE request that fails, as on a full volume: the data is lost.
+//!    A caller learns of every loss during its call, also of other files.
 //!
 //! A request for which the kernel holds its inode lock excludes write(2), so it may drop the pages
 //! of its file on every mount (`deferred`).
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use butternut::FileId;
 
 use crate::connection;
 use crate::door::Door;
+use crate::errno::{Errno, ErrnoResult};
 use crate::options::Caching;
 
 /// The end of all offsets of a file.
@@ -39,17 +44,27 @@ const OFFSETS_END: u64 = i64::MAX.cast_unsigned();
 const PIECE_BYTES_MIN: u64 = 1 << 30;
 const PIECES_PER_DOUBLING: u64 = 8;
 
-/// Files that are open for writing, as ids of their nodes.
-pub(super) struct UnsentData(Vec<u64>);
+/// Files that are open for writing.
+pub(super) struct UnsentData {
+    nodes: Vec<u64>,
+    /// Number of failed WRITE requests of the mount.
+    lost_writes: Arc<AtomicU64>,
+}
 
 impl UnsentData {
     /// Makes the kernel write back its dirty pages of the files, and waits for that.
-    pub(super) fn write_back(&self, device: &OwnedFd) {
-        for node in &self.0 {
+    ///
+    /// # Errors
+    /// `EIO`: the kernel has lost writes meanwhile (law 6).
+    pub(super) fn write_back(&self, device: &OwnedFd) -> ErrnoResult<()> {
+        let lost = || self.lost_writes.load(Ordering::Acquire);
+        let lost_before = lost();
+        for node in &self.nodes {
             for piece in pieces() {
                 connection::invalidate_page_range(device, *node, &piece);
             }
         }
+        if lost() == lost_before { Ok(()) } else { Err(Errno::EIO) }
     }
 }
 
@@ -69,7 +84,7 @@ impl Door {
     /// Lists the files that `is_wanted` selects and that may have unsent writes (law 4).
     pub(super) fn unsent_data(&self, is_wanted: impl Fn(FileId) -> bool) -> UnsentData {
         if self.options.caching == Caching::WriteThrough {
-            return UnsentData(Vec::new());
+            return self.unsent_data_of(|_| false);
         }
         self.unsent_data_of(is_wanted)
     }
@@ -81,17 +96,24 @@ impl Door {
 
     fn unsent_data_of(&self, is_wanted: impl Fn(FileId) -> bool) -> UnsentData {
         let wanted = self.handles.open_for_write().into_iter().filter(|id| is_wanted(*id));
-        UnsentData(wanted.map(|id| self.nodes.node_id(id)).collect())
+        let nodes = wanted.map(|id| self.nodes.node_id(id)).collect();
+        UnsentData { nodes, lost_writes: Arc::clone(&self.lost_writes) }
     }
 
     /// Makes the kernel send the unsent writes of all files, and waits for that.
-    pub(crate) fn send_unsent_data(&self) {
-        self.unsent_data(|_| true).write_back(&self.device);
+    ///
+    /// # Errors
+    /// As of [`UnsentData::write_back`].
+    pub(crate) fn send_unsent_data(&self) -> ErrnoResult<()> {
+        self.unsent_data(|_| true).write_back(&self.device)
     }
 
     /// Makes the kernel send all unsent data of a mount that ends, and waits for that.
-    pub(crate) fn send_unsent_data_at_end(&self) {
-        self.unsent_data_at_end().write_back(&self.device);
+    ///
+    /// # Errors
+    /// As of [`UnsentData::write_back`].
+    pub(crate) fn send_unsent_data_at_end(&self) -> ErrnoResult<()> {
+        self.unsent_data_at_end().write_back(&self.device)
     }
 }
 

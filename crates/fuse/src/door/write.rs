@@ -42,16 +42,13 @@ use crate::connection::protocol::{
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::data::{KillPriv, killing_privileges};
-use crate::door::lane::{Lane, Writer};
+use crate::door::lane::{Lane, O_DSYNC, Writer};
 use crate::door::negotiation::BACKGROUND_MAX;
 use crate::door::{Door, Outcome};
 use crate::errno::ErrnoResult;
 use crate::handles::OpenFile;
 use crate::handles::fills::StalePages;
 use crate::options::Caching;
-
-/// The write must be durable before it returns.
-const O_DSYNC: u32 = 0o10000;
 
 /// Invalidations per part of a write, after which the part is halved. Dirty pages need two.
 const ROUNDS_MAX: u32 = 4;
@@ -92,7 +89,7 @@ impl Door {
                 write.apply(transfer.offset, bytes)
             };
             if applied.is_err() && is_from_cache {
-                self.lost_writes.fetch_add(1, Ordering::Relaxed);
+                self.lost_writes.fetch_add(1, Ordering::Release);
             }
             WriteRequest::put_reply(applied?, reply)?;
             return Ok(Outcome::Reply);
@@ -231,7 +228,7 @@ impl WriteRequest {
             write_as(Writer::Program(Privileges::Keep))?
         };
         // The kernel itself syncs after writes through its cache, and after writes that bypass it
-        // one at a time.
+        // one at a time. It also sets the flag where the mount is synchronous.
         if open.bypasses_cache && !self.has(WRITE_CACHE) && self.transfer.flags & O_DSYNC != 0 {
             open.file.sync_data()?;
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use butternut::{SetAttributes, SetXattr};
 
 use crate::connection::mount_xattrs::{
-    DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR,
+    DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_DONE, SYNC_SHUT_DOWN, SYNC_XATTR,
 };
 use crate::connection::protocol::{
     GetxattrIn, SETXATTR_ACL_KILL_SGID, SetxattrIn, SetxattrShortIn,
@@ -51,7 +51,8 @@ impl Door {
             } else {
                 self.filesystem.sync_and_keep_errors()?;
             }
-            return reply.push_xattr(get.size, b"1");
+            let value = if self.is_shut_down() { SYNC_SHUT_DOWN } else { SYNC_DONE };
+            return reply.push_xattr(get.size, value);
         }
         if name == LOST_XATTR.as_bytes() {
             let lost = self.lost_writes.load(Ordering::Relaxed);

@@ -10,6 +10,7 @@
 //! 2. A mount that was ended is not served: a program that wrote to it would lose the data.
 
 use std::collections::HashSet;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,8 +33,8 @@ const END_WAIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct MountAttempt {
     mountpoint: PathBuf,
-    /// The ids of the mounts before it.
-    before: HashSet<u64>,
+    /// The ids of the mounts before it; the reason if they cannot be read.
+    before: io::Result<HashSet<u64>>,
     state: Mutex<State, rank::MountAttempt>,
 }
 
@@ -48,10 +49,10 @@ enum State {
 impl MountAttempt {
     /// Begins an attempt. `mountpoint` is the path that mount tables will show.
     pub fn new(mountpoint: &Path) -> Arc<Self> {
-        let before = mounts::read().unwrap_or_default();
+        let ids = |before: Vec<Mount>| before.iter().map(|mount| mount.id).collect();
         Arc::new(Self {
             mountpoint: mountpoint.to_path_buf(),
-            before: before.iter().map(|mount| mount.id).collect(),
+            before: mounts::read().map(ids),
             state: Mutex::new(State::Making(None)),
         })
     }
@@ -59,6 +60,18 @@ impl MountAttempt {
     /// Returns the mount point.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
+    }
+
+    /// Checks that the mount table can be read: a mount that cannot be found there cannot be
+    /// detached.
+    ///
+    /// # Errors
+    /// The error of the read.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        match &self.before {
+            Ok(_) => Ok(()),
+            Err(error) => Err(io::Error::new(error.kind(), format!("the mount table: {error}"))),
+        }
     }
 
     /// Ends the attempt (law 1), in a bounded time. Returns `false` if the mount is made: then its
@@ -88,11 +101,13 @@ impl MountAttempt {
         true
     }
 
-    /// Detaches what was mounted on the mount point since the attempt began.
+    /// Detaches what was mounted on the mount point since the attempt began. That is nothing where
+    /// the mounts before it are not known ([`Self::check`]).
     fn detach(&self) {
+        let Ok(before) = &self.before else { return };
         let is_new = |mount: &&Mount| {
             let is_there = mount.mountpoint == self.mountpoint && is_own_type(&mount.kind);
-            is_there && !self.before.contains(&mount.id)
+            is_there && !before.contains(&mount.id)
         };
         for mount in mounts::read().unwrap_or_default().iter().filter(is_new) {
             // The process ends, and the mount table shows what is left.

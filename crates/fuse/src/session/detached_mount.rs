@@ -350,7 +350,7 @@ impl DetachedMount {
     /// Returns whether the mount table has an attached mount of the volume. Returns `true` where
     /// the table cannot be read.
     fn is_mounted(&self) -> bool {
-        mounts::read().map_or(true, |mounts| mounts.iter().any(|m| m.device == self.device))
+        mounts::read_own_of_device(self.device).map_or(true, |mounts| !mounts.is_empty())
     }
 }
 

@@ -7,7 +7,8 @@
 //! 2. A mount on which another filesystem is mounted is not detached: the other mount would be
 //!    detached with it.
 //! 3. Mounts in other mount namespaces are not changed.
-//! 4. The unmount of a block device waits for a reply of this process, so it is made in a thread
+//! 4. A mount table that cannot be read is an error, and not a table without mounts.
+//! 5. The unmount of a block device waits for a reply of this process, so it is made in a thread
 //!    that does not keep the connection alive ([`private_fd_table`]).
 
 use std::collections::{HashMap, HashSet};
@@ -25,7 +26,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::connection;
+use crate::connection::{self, abort};
 use crate::session::attach::{self, BLOCK_FS_TYPE, HELPER, is_own_type};
 
 /// How long `fusermount3` is tried again where no process can be started, and how often.
@@ -41,7 +42,10 @@ const FORCED_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Clone, Debug)]
 pub(crate) struct Superblock {
     pub(crate) connection: Arc<OwnedFd>,
-    /// The device number (major, minor). `None` where it could not be read; no mount is found then.
+    /// The device number (major, minor). `None` where the mount table could not be read any more
+    /// after the mount was made ([`MountAttempt::check`]); no mount can be found then.
+    ///
+    /// [`MountAttempt::check`]: crate::MountAttempt::check
     pub(crate) device: Option<(u32, u32)>,
 }
 
@@ -64,37 +68,53 @@ impl Superblock {
         poll(&mut polled, Some(&time)).is_ok_and(|_| polled[0].revents().contains(PollFlags::ERR))
     }
 
-    /// Returns all mounts of this mount namespace, and those of this superblock.
-    fn table(&self) -> (Vec<Mount>, Vec<Mount>) {
-        let table = mounts::read().unwrap_or_default();
-        if !connection::has_superblock(&*self.connection) {
-            return (table, Vec::new());
-        }
-        let is_own = |mount: &&Mount| Some(mount.device) == self.device;
-        let own = table.iter().filter(is_own).cloned().collect();
-        (table, own)
+    /// Returns the mounts of this superblock in this mount namespace.
+    ///
+    /// # Errors
+    /// The mount table cannot be read, or could not be read when the mount was made.
+    fn own_mounts(&self) -> io::Result<Vec<Mount>> {
+        let unknown = || io::Error::other("the device number of the mount is not known");
+        let own = mounts::read_own_of_device(self.device.ok_or_else(unknown)?)?;
+        // Afterwards (law 1).
+        Ok(if connection::has_superblock(&*self.connection) { own } else { Vec::new() })
+    }
+
+    /// Aborts the connection, if it has not ended.
+    ///
+    /// # Errors
+    /// The device number is not known, or as of [`abort::abort`].
+    pub(crate) fn abort(&self) -> io::Result<()> {
+        abort::abort(&self.connection, self.device.ok_or(io::ErrorKind::NotFound)?)
     }
 
     /// Unmounts every mount that is not busy. Tries all of them and returns the first error.
     pub(crate) fn unmount(&self) -> io::Result<()> {
-        let (_, own) = self.table();
         // In reverse order: a later mount may be mounted on an earlier one.
-        own.iter().rev().map(unmount).fold(Ok(()), Result::and)
+        self.own_mounts()?.iter().rev().map(unmount).fold(Ok(()), Result::and)
     }
 
     /// Waits until the mounts are gone, for at most [`FORCED_WAIT`]. A forced unmount ends the
     /// connection before it unmounts, and would report an error if it then found no mount.
     pub(crate) fn wait_for_forced_unmount(&self) {
         let began = Instant::now();
-        while began.elapsed() < FORCED_WAIT && !self.table().1.is_empty() {
+        let is_mounted = || self.own_mounts().is_ok_and(|own| !own.is_empty());
+        while began.elapsed() < FORCED_WAIT && is_mounted() {
             thread::sleep(FORCED_PAUSE);
         }
     }
 
     /// Detaches every mount, busy or not. Returns the mounts that there were, and those that
     /// remain.
-    pub(crate) fn detach(&self) -> (Vec<Mount>, Vec<RemainingMount>) {
-        let (table, own) = self.table();
+    ///
+    /// # Errors
+    /// The mount table cannot be read, so that no mount was detached, or it is not known which
+    /// mounts remain.
+    pub(crate) fn detach(&self) -> io::Result<(Vec<Mount>, Vec<RemainingMount>)> {
+        let own = self.own_mounts()?;
+        if own.is_empty() {
+            return Ok((own, Vec::new()));
+        }
+        let table = mounts::read()?;
         let carriers = carriers(&table, &own);
         let mut errors = HashMap::new();
         for mount in own.iter().rev() {
@@ -106,14 +126,14 @@ impl Superblock {
             errors.extend(done.err().map(|error| (mount.id, error)));
         }
         // Detaching a mount also detaches the own mounts on it, so errors of those do not count.
-        let (_, still_mounted) = self.table();
+        let still_mounted = self.own_mounts()?;
         let meanwhile = || io::Error::other("it was mounted meanwhile");
         let with_error = |mount: Mount| {
             let error = errors.remove(&mount.id).unwrap_or_else(meanwhile);
             (mount, error)
         };
         let remaining = still_mounted.into_iter().map(with_error).collect();
-        (own, remaining)
+        Ok((own, remaining))
     }
 }
 
@@ -207,6 +227,7 @@ mod tests {
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let superblock = Superblock { connection: Arc::new(one.into()), device: None };
         assert!(!superblock.ends_within(Duration::from_millis(1)));
-        assert!(superblock.table().1.is_empty(), "an unknown device number matches no mount");
+        assert!(superblock.own_mounts().is_err(), "the device number is not known");
+        assert!(superblock.detach().is_err() && superblock.unmount().is_err());
     }
 }

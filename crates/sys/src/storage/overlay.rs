@@ -11,9 +11,10 @@
 //!    back to the overlay; a file of an overlay beneath a loop device.
 
 use super::{Layer, Storage, Window, storage_at};
-use crate::mounts;
+use crate::mounts::{self, Mount};
 use rustix::fs::fstatfs;
 use std::fs;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
@@ -22,15 +23,25 @@ const OVERLAYFS_SUPER_MAGIC: u64 = 0x794c_7630;
 
 /// Returns the file in the upper directory that holds the bytes of an open file, if that is a file
 /// of an overlay.
-pub(crate) fn upper_file(fd: &OwnedFd, storage: Storage) -> Option<Layer> {
-    let Storage::File { inode, .. } = storage else { return None };
-    let kind = u64::try_from(fstatfs(fd).ok()?.f_type).ok()?;
-    if kind != OVERLAYFS_SUPER_MAGIC {
-        return None;
+///
+/// # Errors
+/// The mount table cannot be read.
+pub(crate) fn upper_file(fd: &OwnedFd, storage: Storage) -> io::Result<Option<Layer>> {
+    let Storage::File { inode, .. } = storage else { return Ok(None) };
+    if !is_overlay(fd) {
+        return Ok(None);
     }
-    let id = mounts::id_of(fd).ok()?;
-    let table = mounts::read().ok()?;
-    let mount = table.iter().find(|mount: &&mounts::Mount| mount.id == id)?;
+    let Ok(id) = mounts::id_of(fd) else { return Ok(None) };
+    Ok(upper_file_in(&mounts::read()?, id, fd, inode))
+}
+
+fn is_overlay(fd: &OwnedFd) -> bool {
+    fstatfs(fd).is_ok_and(|of| u64::try_from(of.f_type) == Ok(OVERLAYFS_SUPER_MAGIC))
+}
+
+/// Looks for the file beneath the overlay whose mount has an id.
+fn upper_file_in(table: &[Mount], id: u64, fd: &OwnedFd, inode: u64) -> Option<Layer> {
+    let mount = table.iter().find(|mount| mount.id == id)?;
     let name = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
     let below = name.strip_prefix(&mount.mountpoint).ok()?;
     let root = mount.root.strip_prefix("/").ok()?;

@@ -14,7 +14,7 @@ use butternut_sys::mounts;
 use rustix::fs::syncfs;
 
 use super::super::transaction::Transaction;
-use super::super::umount;
+use super::super::umount::{self, Committed};
 use crate::args::{GlobalArgs, SyncArgs};
 use crate::control;
 use crate::failure::{Completion, Failure, Outcome};
@@ -44,9 +44,12 @@ fn sync_directory(path: &Path) -> Option<io::Result<()>> {
 
 fn sync_mounted(directory: &Path) -> io::Result<()> {
     let device = control::device_number(directory)?;
-    let mounts = mounts::read()?;
-    if mounts.iter().any(|mount| mount.device == device && is_own_type(&mount.kind)) {
-        return umount::commit(directory);
+    let mounts = mounts::read_own_of_device(device)?;
+    if mounts.iter().any(|mount| is_own_type(&mount.kind)) {
+        return match umount::commit(directory)? {
+            Committed::All => Ok(()),
+            Committed::Nothing => Err(io::Error::other("the volume was shut down")),
+        };
     }
     Ok(syncfs(File::open(directory)?)?)
 }

@@ -163,8 +163,6 @@ fn busy(device: &str, is_writable: bool) -> Failure {
 
 /// Returns whether Butternut has mounted a block device, and read-only.
 fn is_mounted_read_only(device: BlockDevice) -> bool {
-    let is_it = |mount: &Mount| {
-        mount.device == device.0 && is_block_device_type(&mount.kind) && mount.has_option("ro")
-    };
-    mounts::read().is_ok_and(|mounts| mounts.iter().any(is_it))
+    let is_it = |mount: &Mount| is_block_device_type(&mount.kind) && mount.has_option("ro");
+    mounts::read_own_of_device(device.0).is_ok_and(|mounts| mounts.iter().any(is_it))
 }

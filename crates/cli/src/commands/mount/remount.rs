@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `ro` | the kernel, for the superblock (shared by all mount points) and this mount point |
 //! | `rw` | the kernel, for the superblock and this mount point; others that are `ro` stay `ro` |
-//! | `sync`, `async` | the kernel, for the superblock |
+//! | `sync`, `async` | the kernel, for the superblock, and the process of the mount, for copies |
 //! | `dev`, `suid`, `exec` and their opposites | the kernel, for this mount point |
 //! | the tunables of `ctl` | the process of the mount |
 //! | all others | nothing: a value other than the current one is refused ([`fixed_options`]) |
@@ -78,10 +78,16 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
     let root = mounts::open(mount).map_err(|error| Failure::io(&*shown, &error))?;
     let becomes_read_only = !parsed.fuse.is_writable && !mount.is_read_only();
     let before = if becomes_read_only && is_block_device_type(&mount.kind) {
-        notes.if_slow(&shown, || umount::commit(&mount.mountpoint))
+        notes.if_slow(&shown, || umount::commit(&mount.mountpoint).map(drop))
     } else {
         Ok(())
     };
+    // The process is told first that it must sync, and last that it need not.
+    let becomes_synchronous = Some(parsed.fuse.is_synchronous)
+        .filter(|is_synchronous| *is_synchronous != mount.has_option("sync"));
+    if becomes_synchronous == Some(true) {
+        tell_synchronous(mount, true)?;
+    }
     reconfigure(&root, mount, &parsed).map_err(|error| {
         // A loss of file data is reported once.
         if let Err(lost) = &before {
@@ -94,6 +100,9 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
             _ => failure,
         }
     })?;
+    if becomes_synchronous == Some(false) {
+        tell_synchronous(mount, false)?;
+    }
     if becomes_read_only {
         commit(mount, before, notes)?;
     }
@@ -103,11 +112,17 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
     Ok(Completion::Success)
 }
 
+/// Tells the process of a mount whether it is synchronous. The kernel syncs after writes, and not
+/// after copies (copy_file_range(2)).
+fn tell_synchronous(mount: &Mount, is_on: bool) -> Result<(), Failure> {
+    client::request_mount("mount", mount, &Request::Synchronous { is_on }).map(drop)
+}
+
 /// Commits the changes of a mount that has become read-only. `before` is the result of a commit
 /// before that.
 fn commit(mount: &Mount, before: io::Result<()>, notes: Notes) -> Result<(), Failure> {
     let shown = mount.mountpoint.display().to_string();
-    let after = notes.if_slow(&shown, || umount::commit(&mount.mountpoint));
+    let after = notes.if_slow(&shown, || umount::commit(&mount.mountpoint).map(drop));
     let Err(error) = before.and(after) else { return Ok(()) };
     if !matches!(Errno::from_io_error(&error), Some(Errno::ACCESS | Errno::PERM)) {
         return Err(umount::not_written(shown, &error).hint("the mount is read-only now"));

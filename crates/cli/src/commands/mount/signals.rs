@@ -14,7 +14,8 @@
 //! 2. A process that keeps running after a signal reports what it waits for.
 //! 3. No signal is blocked by a message that cannot be written: messages are queued, and a full
 //!    pipe delays the end of the process by at most [`reporter::FLUSH_TIMEOUT`].
-//! 4. The third signal ends the process, whatever its threads are blocked on.
+//! 4. The third signal ends the process, whatever its threads are blocked on. The connection is
+//!    aborted before: a thread that waits in the kernel for pages of a file cannot be killed.
 //! 5. The signals are blocked before the volume is opened, so that all its threads inherit the
 //!    mask. [`SignalThread`] receives them from then on: before [`SignalThread::begin_mount`] a
 //!    signal ends the process, and nothing is mounted. The first signal between that call and
@@ -194,6 +195,8 @@ fn handle_all(signals: &EndSignals, unmounter: &Unmounter, mountpoint: &Path, fu
             unmounter.abort();
             // The main thread ends the process, unless it is blocked too.
             thread::sleep(ABORT_TIMEOUT);
+            // Without a control file, the connection ends with the process.
+            unmounter.abort_connection().unwrap_or_default();
             std::process::exit(ABORTED);
         }
     });
@@ -229,7 +232,12 @@ fn log_if_slow(shown: String) -> Sender<()> {
 /// Unmounts. If the mount is in use, commits and reports its users.
 fn handle_first(unmounter: &Unmounter, mountpoint: &Path) {
     let working = log_if_slow(mountpoint.display().to_string());
-    let detached = unmounter.detach();
+    let detached = unmounter.detach().unwrap_or_else(|error| {
+        let text = "is not unmounted: the mount table cannot be read";
+        let hint = "a second signal ends the process";
+        log(CRITICAL, &format!("{}: {text}: {} ({hint})", mountpoint.display(), io_text(&error)));
+        DetachOutcome { mounts: Vec::new(), remaining: Vec::new(), is_in_use: true }
+    });
     if !detached.is_in_use {
         // The main thread now writes the last changes, and the process ends when it has. Until then
         // the message stays due.
@@ -278,8 +286,7 @@ fn mountpoints(detached: &DetachOutcome, mountpoint: &Path) -> String {
 
 /// Describes the mounts in other mount namespaces, which are not unmounted.
 fn mounts_elsewhere(device: Option<(u32, u32)>) -> Vec<String> {
-    let mounts = mounts::of_other_namespaces().flatten();
-    let own = mounts.filter(|mount| Some(mount.device) == device);
+    let own = device.into_iter().flat_map(mounts::of_other_namespaces).flatten();
     let lines = own.map(|mount| {
         format!("it is mounted on {} in another mount namespace", mount.mountpoint.display())
     });
