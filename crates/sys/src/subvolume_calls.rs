@@ -21,8 +21,8 @@ const SUBVOL_SYNC_WAIT: libc::c_ulong = 0x4010_9441;
 
 /// The flag of a read-only subvolume, in arguments and results.
 pub const READ_ONLY: u64 = 1 << 1;
-/// Of `SNAP_CREATE_V2`: the subvolumes inside the source are in the snapshot. Only the mounts of this
-/// project have this flag.
+/// Of `SNAP_CREATE_V2`: the subvolumes inside the source are in the snapshot. Only the mounts of
+/// this project have this flag.
 pub const RECURSIVE: u64 = 1 << 63;
 /// Of `SNAP_DESTROY_V2`: the subvolume is named by its id.
 const BY_ID: u64 = 1 << 4;
