@@ -4,7 +4,9 @@
 //! `BUTTERNUT_LONG=1` checks more workloads; `BUTTERNUT_SEED=N` checks one.
 
 use anyhow::{Context, Result, ensure};
-use butternut::{FileId, FileKind, Filesystem, Follow, MountOptions, NewInode, SnapshotAccess};
+use butternut::{
+    FileId, FileKind, Filesystem, Follow, MountOptions, NewInode, RecursiveSnapshot, SnapshotAccess,
+};
 use butternut_device::{Crash, CrashImage, CrashOptions, Device, RecordingDevice};
 use butternut_mkfs::MkfsOptions;
 use butternut_sim::crash::{JudgeOptions, StoryBuilder, Verdict, judge};
@@ -17,10 +19,13 @@ use std::sync::Arc;
 
 const VOLUME_BYTES: u64 = 256 << 20;
 const STEPS: usize = 24;
-const SUBVOLUMES_MAX: usize = 5;
+const SUBVOLUMES_MAX: usize = 7;
 const FILES: usize = 40;
 
-/// The contents of a volume: of each subvolume at the top level, its files.
+/// The name of a subvolume inside another one.
+const INNER: &[u8] = b"inner";
+
+/// The contents of a volume: of each subvolume, by its path, its files.
 type Contents = BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, Vec<u8>>>;
 
 struct Run {
@@ -63,15 +68,24 @@ impl Run {
     }
 
     fn create(&mut self) -> Result<()> {
-        let name = self.name();
-        self.filesystem.create_subvolume(self.filesystem.root(), &name, &new(0o755))?;
-        self.contents.insert(name, BTreeMap::new());
+        let mut path = self.name();
+        let (mut dir, mut name) = (self.filesystem.root(), path.clone());
+        if !self.contents.is_empty() && self.random.index(2) == 0 {
+            let parent = self.any();
+            let inner = inner_path(&parent);
+            if !self.contents.contains_key(&inner) {
+                dir = self.filesystem.resolve(&parent, Follow::Last)?;
+                (path, name) = (inner, INNER.to_vec());
+            }
+        }
+        self.filesystem.create_subvolume(dir, &name, &new(0o755))?;
+        self.contents.insert(path, BTreeMap::new());
         Ok(())
     }
 
     fn write(&mut self) -> Result<()> {
         let name = self.any();
-        let dir = self.filesystem.lookup(self.filesystem.root(), &name)?;
+        let dir = self.filesystem.resolve(&name, Follow::Last)?;
         let file = format!("file{}", self.random.index(FILES)).into_bytes();
         let bytes = vec![u8::try_from(self.random.index(256))?; self.random.index(20_000)];
         if self.filesystem.lookup(dir, &file).is_ok() {
@@ -86,17 +100,39 @@ impl Run {
     fn snapshot(&mut self) -> Result<()> {
         let (source, name) = (self.any(), self.name());
         let id = self.filesystem.resolve(&source, Follow::Last)?.subvolume;
-        let access = SnapshotAccess::ReadWrite;
-        self.filesystem.snapshot(id, self.filesystem.root(), &name, access)?;
-        let copy = self.contents.get(&source).cloned().unwrap_or_default();
-        self.contents.insert(name, copy);
+        let (access, root) = (SnapshotAccess::ReadWrite, self.filesystem.root());
+        let is_recursive = self.random.index(3) > 0;
+        if is_recursive {
+            let options = RecursiveSnapshot::new(access);
+            self.filesystem.snapshot_recursive(id, root, &name, options)?;
+        } else {
+            self.filesystem.snapshot(id, root, &name, access)?;
+        }
+        let is_copied = |path: &[u8]| {
+            let rest = path.strip_prefix(&source[..]);
+            rest.is_some_and(|rest| rest.is_empty() || (is_recursive && rest[0] == b'/'))
+        };
+        let copied = self.contents.iter().filter(|(path, _)| is_copied(path));
+        let copies: Vec<_> = copied
+            .map(|(path, files)| ([&name, &path[source.len()..]].concat(), files.clone()))
+            .collect();
+        self.contents.extend(copies);
         Ok(())
     }
 
+    /// Deletes a subvolume that contains no other one.
     fn delete(&mut self) -> Result<()> {
-        let name = self.any();
-        self.filesystem.delete_subvolume(self.filesystem.root(), &name)?;
-        self.contents.remove(&name);
+        let mut path = self.any();
+        while self.contents.contains_key(&inner_path(&path)) {
+            path = inner_path(&path);
+        }
+        let slash = path.iter().rposition(|byte| *byte == b'/');
+        let (dir, name) = match slash {
+            Some(at) => (self.filesystem.resolve(&path[..at], Follow::Last)?, &path[at + 1..]),
+            None => (self.filesystem.root(), &path[..]),
+        };
+        self.filesystem.delete_subvolume(dir, name)?;
+        self.contents.remove(&path);
         Ok(())
     }
 
@@ -109,10 +145,19 @@ impl Run {
     }
 }
 
+fn inner_path(path: &[u8]) -> Vec<u8> {
+    [path, b"/", INNER].concat()
+}
+
 /// Reads the contents of a volume.
 fn contents(filesystem: &Filesystem) -> Result<Contents> {
     let mut contents = Contents::new();
-    for (dir, name) in entries(filesystem, filesystem.root(), FileKind::Directory)? {
+    let mut subvolumes = entries(filesystem, filesystem.root(), FileKind::Directory)?;
+    while let Some((dir, name)) = subvolumes.pop() {
+        for (inner, _) in entries(filesystem, dir, FileKind::Directory)? {
+            // What a snapshot does not contain is no subvolume of it.
+            subvolumes.extend((!inner.is_placeholder()).then(|| (inner, inner_path(&name))));
+        }
         let mut files = BTreeMap::new();
         for (file, name) in entries(filesystem, dir, FileKind::File)? {
             let file = filesystem.open_file(file)?;

@@ -37,7 +37,7 @@ pub(crate) use receive::ReceiveArgs;
 pub(crate) use send::SendArgs;
 pub(crate) use subvolume::{
     PropertyCommand, PropertyGetArgs, PropertySetArgs, SubvolumeCommand, SubvolumeCreateArgs,
-    SubvolumeDeleteArgs, SubvolumeSetDefaultArgs, SubvolumeSnapshotArgs,
+    SubvolumeDeleteArgs, SubvolumeSetDefaultArgs, SubvolumeSnapshotArgs, SubvolumeSyncArgs,
 };
 pub(crate) use volume::VolumeArgs;
 

@@ -67,7 +67,7 @@ impl Filesystem {
         let owner = self.first_owner_of_logical(at.0).ok().flatten();
         let Some(owner) = owner else { return format!("at logical {at}") };
         let (subvolume, ino) = (owner.subvolume, owner.ino);
-        let path = self.path_of(FileId::new(subvolume, ino)).unwrap_or_default();
+        let path = self.first_path(FileId::new(subvolume, ino)).unwrap_or_default();
         let path = path
             .map_or_else(|| format!("inode {ino}"), |path| format!("\"{}\"", path.escape_ascii()));
         format!("in {path} of subvolume {subvolume} (logical {at})")

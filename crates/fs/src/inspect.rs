@@ -3,9 +3,11 @@
 //!
 //! Blocks are verified before they are returned; superblock copies are returned as stored.
 
+mod search;
 pub(crate) mod tree_stats;
 
 pub use crate::space::extent_owners::ExtentOwner;
+pub use search::{FoundItem, TreeSearch};
 pub use tree_stats::TreeStats;
 
 use crate::space::backref::Backrefs;

@@ -206,6 +206,7 @@ pub use space::statfs::StatFs;
 pub use space::usage::{DeviceInfo, GroupUsage, Usage};
 pub use subvolume::SubvolumeInfo;
 pub use subvolume::create::SnapshotAccess;
+pub use subvolume::recursive::RecursiveSnapshot;
 pub use tunables::{BadTunable, DirectStability, NamedTunable, Tunables};
 
 /// The result type of this crate.

@@ -7,6 +7,7 @@ mod delete;
 pub(crate) mod listings;
 pub(crate) mod merges;
 mod properties;
+pub(crate) mod recursive;
 mod rename;
 pub(crate) mod roots;
 pub(crate) mod uuid_tree;
@@ -16,6 +17,7 @@ use crate::{Error, FileId, Filesystem, Result, TOP_LEVEL, Time};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::{Refused, require};
 use butternut_format::root::{RootFlags, RootItem};
+use butternut_format::root_ref::RootRef;
 use butternut_format::units::TreeId;
 use butternut_names::{self as names, PathBudget, SubvolumeLink};
 
@@ -57,6 +59,43 @@ pub struct SubvolumeInfo {
     pub read_only: bool,
     /// Deleted, and not yet cleaned.
     pub deleted: bool,
+}
+
+impl SubvolumeInfo {
+    /// Returns what the items of a subvolume in the root tree say: its root item, and its reference
+    /// with the id of its parent. `path` is its path from the top level.
+    pub fn of_items(
+        id: u64,
+        root: &RootItem,
+        parent: Option<(u64, RootRef<'_>)>,
+        path: Option<Vec<u8>>,
+    ) -> Self {
+        let deleted = id != TOP_LEVEL && (root.refs() == 0 || parent.is_none());
+        let parent = parent.filter(|_| !deleted);
+        let history = root.history().unwrap_or_default();
+        Self {
+            id,
+            parent: parent.map(|(parent, _)| parent),
+            dir: parent.map_or(0, |(_, entry)| entry.dir.0),
+            name: parent.map_or_else(Vec::new, |(_, entry)| entry.name.to_vec()),
+            path: path.filter(|_| !deleted),
+            uuid: history.uuid,
+            parent_uuid: history.parent_uuid,
+            received_uuid: history.received_uuid,
+            generation: root.generation().0,
+            created_generation: history.origin.0.0,
+            changed_generation: history.change.0.0,
+            sent_generation: history.send.0.0,
+            received_generation: history.receive.0.0,
+            created: history.origin.1.into(),
+            changed: history.change.1.into(),
+            sent: history.send.1.into(),
+            received: history.receive.1.into(),
+            flags: root.flags().0,
+            read_only: root.flags().contains(RootFlags::READ_ONLY),
+            deleted,
+        }
+    }
 }
 
 impl Filesystem {
@@ -127,33 +166,10 @@ impl Filesystem {
         let deleted = id != TOP_LEVEL && (root.refs() == 0 || link.is_none());
         let link = link.filter(|_| !deleted);
         let path = if deleted { None } else { self.subvolume_path(id, budget)? };
-        let (parent, dir, name) = match link {
-            Some(SubvolumeLink { parent, dir, name, .. }) => (Some(parent.0), dir.0, name),
-            None => (None, 0, Vec::new()),
-        };
-        let history = root.history().unwrap_or_default();
-        Ok(SubvolumeInfo {
-            id,
-            parent,
-            dir,
-            name,
-            path,
-            uuid: history.uuid,
-            parent_uuid: history.parent_uuid,
-            received_uuid: history.received_uuid,
-            generation: root.generation().0,
-            created_generation: history.origin.0.0,
-            changed_generation: history.change.0.0,
-            sent_generation: history.send.0.0,
-            received_generation: history.receive.0.0,
-            created: history.origin.1.into(),
-            changed: history.change.1.into(),
-            sent: history.send.1.into(),
-            received: history.receive.1.into(),
-            flags: root.flags().0,
-            read_only: root.flags().contains(RootFlags::READ_ONLY),
-            deleted,
-        })
+        let link = link.as_ref().map(|SubvolumeLink { parent, dir, index, name, .. }| {
+            (parent.0, RootRef { dir: *dir, index: *index, name })
+        });
+        Ok(SubvolumeInfo::of_items(id, root, link, path))
     }
 
     /// Returns the path of a subvolume from the top level; `None` if it, or one of its ancestors,

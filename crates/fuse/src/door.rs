@@ -13,6 +13,8 @@
 //! | `write` | WRITE |
 //! | `seek` | LSEEK |
 //! | `ioctl_flags` | IOCTL: inode flags (`chattr`) |
+//! | `ioctl_search` | IOCTL: searches of trees |
+//! | `interrupts` | INTERRUPT |
 //! | `ioctl_volume` | IOCTL: label, trim, shutdown |
 //! | `ioctl_subvolume` | IOCTL: subvolumes and snapshots |
 //! | `unsent` | data that the kernel has cached and not sent |
@@ -25,7 +27,9 @@ mod attributes;
 pub(crate) mod caller;
 mod data;
 mod deferred;
+mod interrupts;
 mod ioctl_flags;
+mod ioctl_search;
 mod ioctl_subvolume;
 mod ioctl_volume;
 mod lane;
@@ -110,6 +114,7 @@ pub(crate) struct Door {
     /// The kernel sends the long form of SETXATTR.
     has_long_setxattr: AtomicBool,
     deferred: Mutex<Vec<JoinHandle<()>>, rank::DeferredThreads>,
+    interrupts: interrupts::Interrupts,
     /// An ioctl has shut the volume down: nothing is written any more.
     is_shut_down: Arc<AtomicBool>,
 }
@@ -146,6 +151,7 @@ impl Door {
             invalidating_writes: Arc::default(),
             has_long_setxattr: AtomicBool::new(false),
             deferred: Mutex::default(),
+            interrupts: interrupts::Interrupts::default(),
             is_shut_down: Arc::default(),
         }
     }
@@ -178,8 +184,12 @@ impl Door {
                 self.forget(request)?;
                 return Ok(Outcome::NoReply);
             }
-            // A request is not interruptible, and the door sends no NOTIFY_RETRIEVE.
-            op::INTERRUPT | op::NOTIFY_REPLY => return Ok(Outcome::NoReply),
+            op::INTERRUPT => {
+                self.interrupts.interrupt(request.take()?);
+                return Ok(Outcome::NoReply);
+            }
+            // The door sends no NOTIFY_RETRIEVE.
+            op::NOTIFY_REPLY => return Ok(Outcome::NoReply),
             _ => {}
         }
         self.serve_with_reply(opcode, request, reply).map(|()| Outcome::Reply)
@@ -277,7 +287,9 @@ impl Door {
 
     /// Waits for deferred replies, closes all open files and closes the filesystem.
     pub(crate) fn close(self) -> butternut::Result<()> {
-        let Self { filesystem, nodes, handles, open_cache, deferred, .. } = self;
+        let Self { filesystem, nodes, handles, open_cache, deferred, interrupts, .. } = self;
+        // A deferred reply may wait for a file to be closed, which is closed below.
+        interrupts.end();
         Self::join_deferred(deferred.into_inner());
         drop((nodes, handles, open_cache));
         filesystem.close()

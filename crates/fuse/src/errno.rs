@@ -15,9 +15,12 @@ pub(crate) struct Errno(pub(crate) i32);
 impl Errno {
     pub(crate) const EPERM: Self = Self(1);
     pub(crate) const ENOENT: Self = Self(2);
+    /// A signal interrupts the caller.
+    pub(crate) const EINTR: Self = Self(4);
     pub(crate) const EIO: Self = Self(5);
     pub(crate) const ENXIO: Self = Self(6);
     pub(crate) const EBADF: Self = Self(9);
+    pub(crate) const EAGAIN: Self = Self(11);
     pub(crate) const EACCES: Self = Self(13);
     pub(crate) const EFAULT: Self = Self(14);
     pub(crate) const EBUSY: Self = Self(16);
@@ -32,6 +35,7 @@ impl Errno {
     /// The kernel does without the operation, and does not send it again.
     pub(crate) const ENOSYS: Self = Self(38);
     pub(crate) const EOPNOTSUPP: Self = Self(95);
+    pub(crate) const ESTALE: Self = Self(116);
 }
 
 impl From<Error> for Errno {

@@ -35,5 +35,6 @@ pub mod slabs;
 pub mod storage;
 pub mod subvolume_calls;
 pub mod text;
+pub mod tree_search_calls;
 pub mod wait;
 pub mod workers;

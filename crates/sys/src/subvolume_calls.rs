@@ -17,9 +17,13 @@ const DEFAULT_SUBVOL: libc::c_ulong = 0x4008_9413;
 const SUBVOL_GETFLAGS: libc::c_ulong = 0x8008_9419;
 const SUBVOL_SETFLAGS: libc::c_ulong = 0x4008_941a;
 const GET_SUBVOL_INFO: libc::c_ulong = 0x81f8_943c;
+const SUBVOL_SYNC_WAIT: libc::c_ulong = 0x4010_9441;
 
 /// The flag of a read-only subvolume, in arguments and results.
 pub const READ_ONLY: u64 = 1 << 1;
+/// Of `SNAP_CREATE_V2`: the subvolumes inside the source are in the snapshot. Only the mounts of
+/// this project have this flag.
+pub const RECURSIVE: u64 = 1 << 63;
 /// Of `SNAP_DESTROY_V2`: the subvolume is named by its id.
 const BY_ID: u64 = 1 << 4;
 
@@ -33,13 +37,18 @@ const FLAGS_AT: usize = 16;
 const ID_AT: usize = 56;
 /// Size of the result of `GET_SUBVOL_INFO`, in bytes.
 const INFO_BYTES: usize = 504;
+/// Size of the arguments of `SUBVOL_SYNC_WAIT`, in bytes.
+const WAIT_BYTES: usize = 16;
+/// Modes of `SUBVOL_SYNC_WAIT`: wait for one subvolume, or for all that are deleted.
+const FOR_ONE: u32 = 0;
+const FOR_ALL: u32 = 1;
 
 /// Arguments as the kernel reads them.
 #[repr(C, align(8))]
-struct Arguments<const N: usize>([u8; N]);
+pub(crate) struct Arguments<const N: usize>(pub(crate) [u8; N]);
 
 impl<const N: usize> Arguments<N> {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self([0; N])
     }
 
@@ -47,7 +56,7 @@ impl<const N: usize> Arguments<N> {
     ///
     /// # Errors
     /// `ENAMETOOLONG`: they do not fit, with a zero byte behind them.
-    fn put(mut self, at: usize, bytes: &[u8]) -> io::Result<Self> {
+    pub(crate) fn put(mut self, at: usize, bytes: &[u8]) -> io::Result<Self> {
         let room = self.0.get_mut(at..).unwrap_or_default();
         if room.len() <= bytes.len() {
             return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
@@ -57,7 +66,7 @@ impl<const N: usize> Arguments<N> {
     }
 
     /// Makes a call that reads or writes exactly these bytes.
-    fn call(&mut self, fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<()> {
+    pub(crate) fn call(&mut self, fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<()> {
         let bytes = usize::try_from(request >> 16 & 0x3fff).unwrap_or(0);
         assert!(bytes == N, "the number of a call states the size of its argument");
         // SAFETY: the descriptor is open, and the number of the call states that it transfers N
@@ -87,8 +96,20 @@ pub fn snapshot(
     source: impl AsFd,
     read_only: bool,
 ) -> io::Result<()> {
+    snapshot_with(dir, name, source, if read_only { READ_ONLY } else { 0 })
+}
+
+/// As [`snapshot`], with the flags [`READ_ONLY`] and [`RECURSIVE`].
+///
+/// # Errors
+/// As [`snapshot`]; `EOPNOTSUPP` for a flag that the filesystem does not have.
+pub fn snapshot_with(
+    dir: BorrowedFd<'_>,
+    name: &[u8],
+    source: impl AsFd,
+    flags: u64,
+) -> io::Result<()> {
     let fd = i64::from(source.as_fd().as_raw_fd());
-    let flags = if read_only { READ_ONLY } else { 0 };
     Arguments::<ARGUMENT_BYTES>::new()
         .put(0, &fd.to_ne_bytes())?
         .put(FLAGS_AT, &flags.to_ne_bytes())?
@@ -142,6 +163,20 @@ pub fn is_read_only(root: BorrowedFd<'_>) -> io::Result<bool> {
 pub fn set_read_only(root: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
     let flags = if read_only { READ_ONLY } else { 0 };
     Arguments(flags.to_ne_bytes()).call(root, SUBVOL_SETFLAGS)
+}
+
+/// Waits until the space of a deleted subvolume is freed; without an id, of all that are deleted
+/// when the call begins. A signal interrupts it.
+///
+/// # Errors
+/// `ENOENT` if there is none with this id, or none is deleted; `EEXIST` if it is not deleted;
+/// `ENOTTY` where the filesystem has no such call: the kernel's btrfs has it since Linux 6.13.
+pub fn wait_until_cleaned(fd: BorrowedFd<'_>, id: Option<u64>) -> io::Result<()> {
+    let mode = if id.is_some() { FOR_ONE } else { FOR_ALL };
+    Arguments::<WAIT_BYTES>::new()
+        .put(0, &id.unwrap_or(0).to_ne_bytes())?
+        .put(size_of::<u64>(), &mode.to_ne_bytes())?
+        .call(fd, SUBVOL_SYNC_WAIT)
 }
 
 /// What a mounted volume tells of a subvolume.

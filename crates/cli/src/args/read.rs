@@ -220,8 +220,7 @@ pub(crate) struct SubvolumeShowArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
     /// Path of the subvolume [default: the root of VOLUME]
-    #[arg(default_value = "/")]
-    pub(crate) path: OsString,
+    pub(crate) path: Option<OsString>,
 }
 
 #[derive(Debug, Subcommand)]

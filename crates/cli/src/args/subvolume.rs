@@ -18,11 +18,17 @@ pub(crate) enum SubvolumeCommand {
     /// Delete subvolumes with everything in them
     #[command(after_help = DELETE_HELP)]
     Delete(SubvolumeDeleteArgs),
+    /// Wait until the space of deleted subvolumes is freed
+    #[command(after_help = SYNC_HELP)]
+    Sync(SubvolumeSyncArgs),
     /// List subvolumes and snapshots
+    #[command(after_help = LIST_HELP)]
     List(SubvolumeListArgs),
     /// Show information about a subvolume
+    #[command(after_help = SHOW_HELP)]
     Show(SubvolumeShowArgs),
     /// Show the subvolume that a mount without options shows
+    #[command(after_help = GET_DEFAULT_HELP)]
     GetDefault(VolumesArgs),
     /// Set the subvolume that a mount without options shows
     #[command(after_help = SET_DEFAULT_HELP)]
@@ -38,6 +44,34 @@ The subvolume of a mounted volume is named by its path alone, or by a path in th
 This needs root:
   butternut subvolume set-default MOUNT/PATH
   butternut subvolume set-default MOUNT ID";
+
+const GET_DEFAULT_HELP: &str = "\
+The subvolume of a mounted volume is named by any directory in the volume. This needs root:
+  butternut subvolume get-default MOUNT";
+
+const LIST_HELP: &str = "\
+Paths begin at the top level. Of a mounted volume, any directory names the volume; its subvolume is
+that of the options -a and -o. This needs root, or the user that mounted where the mount checks no
+permissions:
+  butternut subvolume list MOUNT
+
+`btrfs subvolume list` and the other commands of btrfs-progs refuse a FUSE mount.";
+
+const SHOW_HELP: &str = "\
+Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
+
+The subvolume of a mounted volume is named by its path alone. This needs root, or the user that
+mounted where the mount checks no permissions:
+  butternut subvolume show MOUNT/PATH";
+
+const SYNC_HELP: &str = "\
+The command frees the space of all deleted subvolumes of a volume that is not mounted. In a mounted
+volume, the space is freed in the background: the command waits until that of the subvolumes with
+the given ids is free, or of all that are deleted when it begins. Space is not freed while files of
+the subvolume are open. The kernel may keep the inode of a file that was open when its subvolume was
+deleted, until it needs the memory; the space is not freed before.
+
+  butternut subvolume sync MOUNT [ID...]";
 
 const PROPERTY_HELP: &str = "\
 The only property is ro: true for a read-only subvolume. On a mount it is not set while files in the
@@ -60,14 +94,18 @@ Subvolumes of a mounted volume are named by their paths alone:
 
 const SNAPSHOT_HELP: &str = "\
 A snapshot shares all data with its source until one of the two changes. It does not contain the
-subvolumes inside its source: they appear as empty directories. The snapshot is durable when the
-command ends.
+subvolumes inside its source: they appear as empty directories. With --recursive, it contains
+snapshots of them, at any depth: all are of one instant, and read-only with -r. The command makes
+all of them or none. They are durable when it ends.
 
 Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 
 In a mounted volume, both are named by their paths alone. Data that was written before is in the
 snapshot:
-  butternut subvolume snapshot [-r] MOUNT/SOURCE MOUNT/DESTINATION";
+  butternut subvolume snapshot [-r] [-R] MOUNT/SOURCE MOUNT/DESTINATION
+
+Where the mount checks permissions, all subvolumes must belong to the user who runs the command. The
+kernel's btrfs makes no recursive snapshots.";
 
 const DELETE_HELP: &str = "\
 All subvolumes are looked up first, except by id on a mount. Then each deletion is durable at once:
@@ -96,6 +134,9 @@ pub(crate) struct SubvolumeSnapshotArgs {
     /// Make a read-only snapshot
     #[arg(short, long)]
     pub(crate) read_only: bool,
+    /// Also make snapshots of the subvolumes inside the source, at their places in the snapshot
+    #[arg(short = 'R', long)]
+    pub(crate) recursive: bool,
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
     /// Path of the subvolume; / is the root of VOLUME
@@ -117,6 +158,15 @@ pub(crate) struct SubvolumeDeleteArgs {
     /// Leave the space to the next mount for writing
     #[arg(long)]
     pub(crate) keep_space: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SubvolumeSyncArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// Ids of deleted subvolumes [default: all]
+    #[arg(value_name = "ID")]
+    pub(crate) ids: Vec<u64>,
 }
 
 #[derive(Debug, Args)]

@@ -7,6 +7,8 @@
 //!    names a volume, too: `DIR/disk.img@5`.
 //! 2. Data that other programs have written is in a snapshot: it is synced first.
 
+pub(crate) mod root_tree;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -44,6 +46,12 @@ pub(crate) fn is_path(argument: &OsStr, is_alone: bool) -> bool {
             above.find(|path| path.is_dir()).is_some_and(|path| is_in_mount(&path))
         }
     }
+}
+
+/// Returns whether an argument of a command that reads subvolumes is a path in a mounted volume. A
+/// file names a volume that is not mounted, also if it is in a mounted one.
+pub(crate) fn is_directory(argument: &OsStr) -> bool {
+    Path::new(argument).is_dir()
 }
 
 fn is_in_mount(path: &Path) -> bool {
@@ -120,7 +128,7 @@ pub(crate) fn create(global: &GlobalArgs, paths: &[&OsString], out: &mut Output)
 pub(crate) fn snapshot(
     global: &GlobalArgs,
     (source, destination): (&OsStr, &OsStr),
-    read_only: bool,
+    (read_only, recursive): (bool, bool),
     out: &mut Output,
 ) -> Outcome {
     let source_path = Path::new(source);
@@ -135,8 +143,10 @@ pub(crate) fn snapshot(
     }
     let (dir, name) = entry(&path)?;
     rustix::fs::syncfs(&from).map_err(|error| failed(source_path, &error.into()))?;
-    subvolume_calls::snapshot(dir.as_fd(), name, &from, read_only)
-        .map_err(|error| failed(&path, &error))?;
+    let flags = [(read_only, subvolume_calls::READ_ONLY), (recursive, subvolume_calls::RECURSIVE)];
+    let flags = flags.iter().filter(|(set, _)| *set).fold(0, |flags, (_, flag)| flags | flag);
+    subvolume_calls::snapshot_with(dir.as_fd(), name, &from, flags)
+        .map_err(|error| not_made(&path, &error, recursive))?;
     let mut changes = Changes::new(global);
     changes.record("created", &path);
     changes.finish(out)
@@ -209,6 +219,46 @@ pub(crate) fn set_default(
     changes.finish(out)
 }
 
+/// Waits until the space of deleted subvolumes is freed: of those with an id, or of all that are
+/// deleted.
+pub(crate) fn wait_until_cleaned(
+    global: &GlobalArgs,
+    path: &OsStr,
+    ids: &[u64],
+    out: &mut Output,
+) -> Outcome {
+    let path = Path::new(path);
+    let dir = open(path).map_err(|error| failed(path, &error))?;
+    let mut changes = Changes::new(global);
+    if ids.is_empty() {
+        wait_for(&dir, None).map_err(|error| not_cleaned(path, &error))?;
+        changes.record("freed", path);
+    }
+    for id in ids {
+        let name = PathBuf::from(id.to_string());
+        wait_for(&dir, Some(*id)).map_err(|error| not_cleaned(&name, &error))?;
+        changes.record("freed", &name);
+    }
+    changes.finish(out)
+}
+
+fn wait_for(dir: &File, id: Option<u64>) -> io::Result<()> {
+    match subvolume_calls::wait_until_cleaned(dir.as_fd(), id) {
+        // There is nothing to wait for any more.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        waited => waited,
+    }
+}
+
+fn not_cleaned(path: &Path, error: &io::Error) -> Failure {
+    let failure = failed(path, error);
+    match Errno::from_io_error(error) {
+        Some(Errno::EXIST) => failure.hint("the subvolume is not deleted"),
+        Some(Errno::NOTTY) => failure.hint("the kernel's btrfs has this call since Linux 6.13"),
+        _ => failure,
+    }
+}
+
 /// Returns whether the subvolume at a path is read-only.
 pub(crate) fn is_read_only(path: &OsStr) -> Result<bool, Failure> {
     let path = Path::new(path);
@@ -252,6 +302,16 @@ fn entry(path: &Path) -> Result<(File, &[u8]), Failure> {
     let above = parent(path);
     let dir = open(&above).map_err(|error| failed(&above, &error))?;
     Ok((dir, name.as_bytes()))
+}
+
+fn not_made(path: &Path, error: &io::Error, recursive: bool) -> Failure {
+    let failure = failed(path, error);
+    match Errno::from_io_error(error) {
+        Some(Errno::OPNOTSUPP) if recursive => {
+            failure.hint("the kernel's btrfs makes no recursive snapshots")
+        }
+        _ => failure,
+    }
 }
 
 fn not_deleted(path: &Path, error: &io::Error) -> Failure {

@@ -19,6 +19,13 @@ try() {
 }
 user() { setpriv --reuid=12345 --regid=12345 --clear-groups "$@"; }
 other() { setpriv --reuid=54321 --regid=54321 --clear-groups "$@"; }
+# Without what differs from volume to volume.
+list() { "$B" subvolume list "$@" 2>&1 | sed 's/gen [0-9]*/gen N/g; s/otime [-0-9 :]*/otime T /'; }
+show() {
+    "$B" subvolume show "$@" 2>&1 |
+        sed -E '/UUID|time|Generation|Gen at|transid/d; s/[[:space:]]+/ /g'
+}
+default() { "$B" subvolume get-default "$@" 2>&1 | sed 's/gen [0-9]*/gen N/'; }
 umask 022
 chmod 755 "$M"
 try "$B" subvolume create "$M/a" b
@@ -36,6 +43,20 @@ cat snap/file dir/a/file
 try touch dir/a/new
 try "$B" property get dir/a ro
 try "$B" property get a
+try list "$M"
+try list dir/a
+try list -o -a dir/a
+try list -s -r .
+try show "$M"
+try show "$M/a"
+try show dir/a
+try show dir
+try show a/file
+try default "$M"
+try default dir/a
+try user "$B" subvolume list "$M"
+try user "$B" subvolume show "$M/a"
+try user "$B" subvolume get-default "$M"
 try "$B" property set a ro true
 try touch a/new
 try "$B" property set a ro false
@@ -81,9 +102,25 @@ try other "$B" subvolume delete dir/of-user
 try user "$B" subvolume snapshot dir/of-user dir/again
 try user "$B" subvolume delete dir/again
 try "$B" subvolume set-default dir/of-user
+try default .
 try "$B" subvolume delete dir/of-user
 try "$B" subvolume set-default "$M" 5
 try "$B" subvolume delete dir/of-user dir/copy
+# Deletions are waited for, by any user. The kernel takes seconds for each.
+if [ -n "$WAITS" ]; then
+    try "$B" subvolume sync "$M"
+    try "$B" subvolume sync "$M" 256
+    try "$B" subvolume sync "$M" 5
+    try "$B" subvolume sync "$M" 9999
+    "$B" subvolume create ./short
+    id="$("$B" --json subvolume show ./short | tr -dc '[:alnum:],')"
+    id="${id#id}"; id="${id%%,*}"
+    head -c 3000000 /dev/zero > short/file
+    try "$B" subvolume delete ./short
+    try user "$B" subvolume sync "$M" "$id"
+    try list -d "$M"
+    try list "$M"
+fi
 # A call that fails leaves what is mounted below the name.
 mkdir -p dir/x/deep
 mount -t tmpfs none dir/x/deep
@@ -117,16 +154,17 @@ cat snap/file
 "#;
 
 /// Runs the script on a mounted volume, and returns what it printed.
-fn script(mountpoint: &str) -> String {
+fn script(mountpoint: &str, waits: bool) -> String {
     let program = command().get_program().to_os_string();
     let mut bash = std::process::Command::new("bash");
     bash.arg("-c").arg(SCRIPT).env("B", program).env("M", mountpoint);
+    bash.env("WAITS", if waits { "1" } else { "" });
     let output = bash.output().unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Makes a volume, mounts it with the command, runs the script and unmounts.
-fn outcome(mount: impl Fn(&str, &str), unmount: impl Fn(&str)) -> String {
+fn outcome(waits: bool, mount: impl Fn(&str, &str), unmount: impl Fn(&str)) -> String {
     let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
     let (image, at) = (scratch.path().join("volume.img"), scratch.path().join("at"));
     std::fs::create_dir(&at).unwrap();
@@ -136,7 +174,7 @@ fn outcome(mount: impl Fn(&str, &str), unmount: impl Fn(&str)) -> String {
     run("chmod", &["755", scratch.path().to_str().unwrap()].map(AsRef::as_ref));
     butternut(&["mkfs", "--size", "256M", image]).ok();
     mount(image, at);
-    let printed = script(at);
+    let printed = script(at, waits);
     unmount(at);
     run("btrfs", &["check", "--check-data-csum", image].map(AsRef::as_ref));
     printed
@@ -148,9 +186,14 @@ fn a_mount_serves_the_calls_for_subvolumes_as_the_kernel_does() {
         return;
     }
     for (more, caching) in [("", ""), ("", ",writeback"), (",user_subvol_rm_allowed", "")] {
+        let waits = (more, caching) == ("", "");
         let kernel = outcome(
+            waits,
             |image, at| {
-                run("mount", &["-o", &format!("loop{more}"), image, at].map(AsRef::as_ref));
+                run(
+                    "mount",
+                    &["-o", &format!("loop,commit=1{more}"), image, at].map(AsRef::as_ref),
+                );
             },
             |at| {
                 run("umount", &[at].map(AsRef::as_ref));
@@ -158,6 +201,7 @@ fn a_mount_serves_the_calls_for_subvolumes_as_the_kernel_does() {
         );
         let options = format!("allow_other{caching}{more}");
         let ours = outcome(
+            waits,
             |image, at| {
                 butternut(&["mount", "-o", &options, image, at]).ok();
             },

@@ -1,4 +1,5 @@
-//! [`CleanerSignal`]: what operations tell the cleaner thread, and when it looks again.
+//! [`CleanerSignal`]: what operations tell the cleaner thread, when it looks again, and what it
+//! tells those that wait for it.
 
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
 use std::collections::BTreeSet;
@@ -16,12 +17,16 @@ const READ_ONLY_MAX: usize = 4096;
 pub(crate) struct CleanerSignal {
     state: Mutex<State, rank::Cleaner>,
     wake: Condvar,
+    /// For those that wait until a subvolume is freed.
+    freed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     is_due: bool,
     is_stopped: bool,
+    /// Number of subvolumes that were freed.
+    cleaned: u64,
     /// Read-only subvolumes that were used for the first time.
     read_only: BTreeSet<u64>,
 }
@@ -52,9 +57,31 @@ impl CleanerSignal {
         std::mem::take(&mut self.state().read_only)
     }
 
+    /// Records that a subvolume was freed.
+    pub(crate) fn has_cleaned(&self) {
+        let mut state = self.state();
+        state.cleaned = state.cleaned.wrapping_add(1);
+        drop(state);
+        self.freed.notify_all();
+    }
+
+    /// Returns the number of subvolumes that were freed.
+    pub(crate) fn cleaned(&self) -> u64 {
+        self.state().cleaned
+    }
+
+    /// Waits until the number of subvolumes that were freed is not `seen`, at most for a time.
+    pub(crate) fn wait_until_cleaned(&self, seen: u64, at_most: Duration) {
+        let state = self.state();
+        if state.cleaned == seen && !state.is_stopped {
+            drop(self.freed.wait_timeout(state, at_most));
+        }
+    }
+
     pub(super) fn stop(&self) {
         self.state().is_stopped = true;
         self.wake.notify_all();
+        self.freed.notify_all();
     }
 
     pub(super) fn is_stopped(&self) -> bool {

@@ -155,8 +155,13 @@ impl Filesystem {
         Ok(names::paths(&self.tree_of(id)?, Ino(id.ino), LINKS_MAX, &mut budget)?)
     }
 
-    /// Returns one path of an inode for a message; `None` if it has none.
-    pub(crate) fn path_of(&self, id: FileId) -> Result<Option<Vec<u8>>> {
+    /// Returns the path of the first name of an inode, from the root of its subvolume, without a
+    /// leading `/`; `None` if the inode, or a directory on the path, has no name.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if there is no such subvolume; [`Error::Names`] if the path takes more than
+    /// 64 MiB.
+    pub fn first_path(&self, id: FileId) -> Result<Option<Vec<u8>>> {
         let mut budget = PathBudget::new(PATH_STEPS_MAX);
         Ok(names::first_path(&self.tree_of(id)?, Ino(id.ino), &mut budget)?)
     }

@@ -11,16 +11,20 @@
 //! 3. One thread frees at a time.
 
 use crate::write_state::WriteState;
-use crate::{Filesystem, Result};
+use crate::{Error, Filesystem, Result, TOP_LEVEL};
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
 use butternut_tree::{Dropped, Need};
+use std::time::Duration;
 
 /// Blocks that one step frees or looks at.
 const BLOCKS_PER_STEP: usize = 64;
 
 /// Items that a step may change: the root item, and the orphan item.
 const ITEMS_OF_STEP: u32 = 4;
+
+/// Pause before a caller that waits for the cleaner is asked whether it still waits.
+const WAIT_STEP: Duration = Duration::from_millis(100);
 
 /// Deleted subvolumes that one search returns.
 const SUBVOLUMES_PER_BATCH: usize = 256;
@@ -31,7 +35,7 @@ impl Filesystem {
     /// are left because files in them are open.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); the first tree that cannot be read. The others
+    /// [`Error::ReadOnly`]; the first tree that cannot be read. The others
     /// are freed.
     pub fn clean_subvolumes(&self) -> Result<Vec<u64>> {
         self.clean_subvolumes_while(&|| true)
@@ -64,6 +68,46 @@ impl Filesystem {
         }
         drop(cleaning);
         failed.map_or(Ok(left), Err)
+    }
+
+    /// Returns the ids of the subvolumes that are deleted and whose space is not freed yet.
+    ///
+    /// # Errors
+    /// The root tree cannot be read.
+    pub fn deleted_subvolumes(&self) -> Result<Vec<u64>> {
+        let mut deleted = Vec::new();
+        let mut from = Some(Ino(0));
+        while let Some(start) = from.take() {
+            let found = names::orphans(&self.forest().root_tree(), start, SUBVOLUMES_PER_BATCH)?;
+            for Ino(id) in &found {
+                let root = self.forest().root_item(TreeId(*id))?;
+                let is_deleted = root.is_some_and(|(_, root)| root.refs() == 0);
+                deleted.extend((is_deleted && TreeId(*id).is_subvolume()).then_some(*id));
+            }
+            from = found.last().and_then(|last| last.0.checked_add(1)).map(Ino);
+        }
+        deleted.retain(|id| *id != TOP_LEVEL);
+        Ok(deleted)
+    }
+
+    /// Waits until the space of a deleted subvolume is freed, as long as `goes_on` returns true: it
+    /// is called every tenth of a second. A subvolume is not freed while a file in it is open.
+    /// Returns whether there is no such subvolume any more.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if it is not deleted; [`Error::ReadOnly`], and the error that has ended
+    /// writing.
+    pub fn wait_until_cleaned(&self, id: u64, goes_on: &dyn Fn() -> bool) -> Result<bool> {
+        loop {
+            let write_state = self.may_begin()?;
+            let seen = write_state.cleaner.cleaned();
+            match self.forest().root_item(TreeId(id))? {
+                None => return Ok(true),
+                Some((_, root)) if root.refs() > 0 || id == TOP_LEVEL => return Err(Error::Exists),
+                Some(_) if !goes_on() => return Ok(false),
+                Some(_) => write_state.cleaner.wait_until_cleaned(seen, WAIT_STEP),
+            }
+        }
     }
 
     /// Frees one subvolume. Returns `false` if a part of it is left.
@@ -105,6 +149,7 @@ impl Filesystem {
             drop(handle);
             writing.signal.changed();
             if dropped == Dropped::Whole {
+                writing.cleaner.has_cleaned();
                 return Ok(true);
             }
         }

@@ -11,7 +11,7 @@
 //! 2. Before operations may write again, no file of the source writes in place to what the snapshot
 //!    shares: write targets that were looked up before are forgotten.
 //! 3. A snapshot does not contain its own entry. It contains the entries of subvolumes inside its
-//!    source as placeholders.
+//!    source as placeholders; a recursive snapshot (`recursive`) replaces them.
 //! 4. A snapshot that is read-only keeps what its source says of the stream that it was received
 //!    from, and the UUID tree lists it under the received UUID. A snapshot that is writable keeps
 //!    nothing of it, because its contents will differ. (As in the kernel, the snapshot decides, not
@@ -40,7 +40,7 @@ use butternut_names::{
     SubvolumePair, Target, Xattr,
 };
 use butternut_sys::random;
-use butternut_tree::{AtCommit, ReservationLevel, Tree};
+use butternut_tree::{AtCommit, Tree};
 use std::sync::Arc;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U32, U64};
@@ -53,13 +53,34 @@ pub enum SnapshotAccess {
 }
 
 /// The entry of a new subvolume.
-struct NewEntry<'a> {
+pub(crate) struct NewEntry<'a> {
     parent: Arc<InodeEntry>,
     name: &'a [u8],
     index: u64,
-    id: TreeId,
-    uuid: Uuid,
-    now: Time,
+    pub(crate) id: TreeId,
+    pub(crate) origin: Origin,
+}
+
+/// What [`Filesystem::add_subvolume`] adds.
+pub(crate) struct NewSubvolume {
+    /// Its id, if that is allocated already.
+    pub(crate) id: Option<TreeId>,
+    /// The UUID of the subvolume that it was received from, if there is one.
+    pub(crate) received: Option<Uuid>,
+    /// The number of subvolumes that are made with it, and of other trees that are changed.
+    pub(crate) changes: u64,
+}
+
+impl NewSubvolume {
+    fn one(received: Option<Uuid>) -> Self {
+        Self { id: None, received, changes: 1 }
+    }
+}
+
+/// The UUID of a new subvolume, and when it is made.
+pub(crate) struct Origin {
+    pub(crate) uuid: Uuid,
+    pub(crate) now: Time,
 }
 
 impl Filesystem {
@@ -72,11 +93,17 @@ impl Filesystem {
         let writing = self.begin()?;
         let subvolume = self.writable_subvolume(&writing, dir)?;
         let directory = RootDirectory::inherit(&subvolume.tree, Ino(dir.ino), new)?;
-        self.add_subvolume(&writing, (dir, name), None, &mut |at_commit, entry| {
-            let root = empty_root(entry, at_commit.generation(), self.super_block().node_bytes());
-            at_commit.create_tree(entry.id, &root)?;
-            directory.insert(at_commit, entry)
-        })
+        self.add_subvolume(
+            &writing,
+            (dir, name),
+            &NewSubvolume::one(None),
+            &mut |at_commit, entry| {
+                let root =
+                    empty_root(entry, at_commit.generation(), self.super_block().node_bytes());
+                at_commit.create_tree(entry.id, &root)?;
+                directory.insert(at_commit, entry)
+            },
+        )
     }
 
     /// Makes a snapshot of subvolume `source` under a name, and returns its id. It is durable when
@@ -105,10 +132,10 @@ impl Filesystem {
         self.subvolume_tree(source)?;
         self.write_back_subvolume(write_state, source, &begin)?;
         let received = self.received_uuid(source, access)?;
-        let at = (dir, name);
-        let made = self.add_subvolume(write_state, at, received, &mut |at_commit, entry| {
+        let (at, new) = ((dir, name), NewSubvolume::one(received));
+        let made = self.add_subvolume(write_state, at, &new, &mut |at_commit, entry| {
             at_commit.snapshot(TreeId(source), entry.id, |root| {
-                describe_snapshot(root, entry, at_commit.generation(), access);
+                describe_snapshot(root, &entry.origin, at_commit.generation(), access);
             })?;
             Ok(())
         });
@@ -120,13 +147,12 @@ impl Filesystem {
         made
     }
 
-    /// Adds a subvolume that `make` makes inside the commit. `received` is the UUID of the
-    /// subvolume that it was received from, if there is one.
-    fn add_subvolume(
+    /// Adds a subvolume that `make` makes inside the commit.
+    pub(crate) fn add_subvolume(
         &self,
         write_state: &WriteState,
         (dir, name): (FileId, &[u8]),
-        received: Option<Uuid>,
+        new: &NewSubvolume,
         make: &mut dyn FnMut(&AtCommit<'_>, &NewEntry<'_>) -> Result<()>,
     ) -> Result<u64> {
         check_name(name)?;
@@ -137,13 +163,17 @@ impl Filesystem {
         let limits = names::Limits::of(self.super_block());
         names::check_addable(&subvolume.tree, limits, Ino(dir.ino), name)?;
         let index = next_index(&subvolume, &parent, &mut state)?;
-        let id = write_state.allocate_subvolume(&self.forest().root_tree())?;
+        let id = match new.id {
+            Some(id) => id,
+            None => write_state.allocate_subvolume(&self.forest().root_tree())?,
+        };
         let (uuid, now) = (new_uuid()?, write_state.clock.now());
-        let entry = NewEntry { parent: Arc::clone(&parent), name, index, id, uuid, now };
+        let origin = Origin { uuid, now };
+        let entry = NewEntry { parent: Arc::clone(&parent), name, index, id, origin };
         let mut uuids = vec![(ItemType::UUID_SUBVOL, uuid)];
-        uuids.extend(received.map(|received| (ItemType::UUID_RECEIVED_SUBVOL, received)));
+        uuids.extend(new.received.map(|received| (ItemType::UUID_RECEIVED_SUBVOL, received)));
         let uuid_tree = UuidTree::of(self.forest(), &uuids);
-        self.forest().commit_with(ReservationLevel::Normal, |at_commit| -> Result<()> {
+        self.forest().commit_many(new.changes, |at_commit| -> Result<()> {
             make(at_commit, &entry)?;
             add_entry(at_commit, &entry, &mut parent_inode)?;
             uuid_tree.add(at_commit, &uuids, entry.id)
@@ -154,7 +184,11 @@ impl Filesystem {
     }
 
     /// Returns the UUID that a snapshot of a subvolume keeps of what it was received from (law 4).
-    fn received_uuid(&self, source: u64, access: SnapshotAccess) -> Result<Option<Uuid>> {
+    pub(crate) fn received_uuid(
+        &self,
+        source: u64,
+        access: SnapshotAccess,
+    ) -> Result<Option<Uuid>> {
         if access == SnapshotAccess::ReadWrite {
             return Ok(None);
         }
@@ -191,7 +225,8 @@ impl RootDirectory {
     fn insert(&self, at_commit: &AtCommit<'_>, entry: &NewEntry<'_>) -> Result<()> {
         let generation = at_commit.generation();
         let edit = at_commit.tree(entry.id)?;
-        let inode = self.new.without_parent(self.flags, Moment { generation, now: entry.now });
+        let inode =
+            self.new.without_parent(self.flags, Moment { generation, now: entry.origin.now });
         names::insert_root_directory(&edit, &inode)?;
         if let Some(value) = self.compression {
             let (ino, how) = (Ino(ROOT_DIRECTORY), SetXattr::Create);
@@ -213,7 +248,7 @@ fn add_entry(at_commit: &AtCommit<'_>, entry: &NewEntry<'_>, parent: &mut Inode)
     let edit = at_commit.tree(TreeId(subvolume))?;
     let found = Found { target: Target::Subvolume(entry.id), kind: FileKind::Directory };
     names::link(&edit, &NewName { dir, name, index, found, generation })?;
-    names::entry_added(parent, name, Moment { generation, now: entry.now });
+    names::entry_added(parent, name, Moment { generation, now: entry.origin.now });
     names::put_inode(&edit, dir, parent)?;
     Ok(())
 }
@@ -231,21 +266,21 @@ fn empty_root(entry: &NewEntry<'_>, generation: Generation, node_bytes: u32) -> 
     };
     let mut root = RawRootItem { inode, refs: U32::new(1), ..RawRootItem::new_zeroed() };
     root.root_dirid.set(ROOT_DIRECTORY);
-    root.uuid = entry.uuid.0;
-    set_origin(&mut root, entry, generation);
+    root.uuid = entry.origin.uuid.0;
+    set_origin(&mut root, &entry.origin, generation);
     (root.ctransid, root.ctime) = (root.otransid, root.otime);
     root
 }
 
 /// Changes the root item of a source into that of its snapshot.
-fn describe_snapshot(
+pub(crate) fn describe_snapshot(
     root: &mut RawRootItem,
-    entry: &NewEntry<'_>,
+    origin: &Origin,
     generation: Generation,
     access: SnapshotAccess,
 ) {
     root.parent_uuid = root.uuid;
-    root.uuid = entry.uuid.0;
+    root.uuid = origin.uuid.0;
     let flags = root.flags.get() & !RootFlags::READ_ONLY.0;
     match access {
         SnapshotAccess::ReadOnly => root.flags.set(flags | RootFlags::READ_ONLY.0),
@@ -256,16 +291,16 @@ fn describe_snapshot(
         }
     }
     root.refs.set(1);
-    set_origin(root, entry, generation);
+    set_origin(root, origin, generation);
 }
 
-fn set_origin(root: &mut RawRootItem, entry: &NewEntry<'_>, generation: Generation) {
+fn set_origin(root: &mut RawRootItem, origin: &Origin, generation: Generation) {
     root.otransid.set(generation.0);
-    root.otime = entry.now.into();
+    root.otime = origin.now.into();
 }
 
 /// Returns a random UUID (version 4, RFC 9562).
-fn new_uuid() -> Result<Uuid> {
+pub(crate) fn new_uuid() -> Result<Uuid> {
     let bytes = random::bytes::<16>().map_err(|error| Error::Random(error.into()))?;
     Ok(Uuid::version_4(bytes))
 }

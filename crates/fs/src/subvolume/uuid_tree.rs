@@ -9,6 +9,7 @@ use butternut_format::units::TreeId;
 use butternut_format::uuid::{Uuid, subvolume_ids};
 use butternut_names as names;
 use butternut_tree::{AtCommit, Forest, TreeError};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// What happens to the UUID tree with a change of a subvolume. It is decided before the commit.
@@ -29,15 +30,18 @@ impl UuidTree {
             Ok(Some(tree)) => tree,
             Err(_) => return Self::Outdated,
         };
+        let mut counts = HashMap::new();
+        for uuid in uuids {
+            *counts.entry(*uuid).or_insert(0_usize) += 1;
+        }
         let limit = names::Limits::of(forest.volume().super_block()).item_bytes_max;
         let is_sound =
             |(item_type, uuid): &(ItemType, Uuid)| -> std::result::Result<bool, TreeError> {
                 let item = tree.find(&uuid.key(*item_type))?;
-                let is_sound = item.is_none_or(|item| {
-                    let ids = subvolume_ids(item.data()).map(Iterator::count);
-                    ids.is_ok_and(|ids| ids.saturating_add(1).saturating_mul(8) <= limit)
-                });
-                Ok(is_sound)
+                let ids =
+                    item.map_or(Ok(0), |item| subvolume_ids(item.data()).map(Iterator::count));
+                let added = counts.get(&(*item_type, *uuid)).copied().unwrap_or(1);
+                Ok(ids.is_ok_and(|ids| ids.saturating_add(added).saturating_mul(8) <= limit))
             };
         let are_sound = uuids.iter().all(|uuid| is_sound(uuid).unwrap_or(false));
         if are_sound { Self::Changed } else { Self::Outdated }

@@ -25,7 +25,8 @@ impl Dice {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bf0_3635)
     }
 
-    fn pick(&mut self, count: u64) -> u64 {
+    /// Returns a number below `count`.
+    pub(crate) fn pick(&mut self, count: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
         (self.0 >> 33) % count
     }

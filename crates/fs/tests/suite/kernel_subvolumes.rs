@@ -7,8 +7,8 @@
 use crate::kernel_compare::compare;
 use crate::kernel_image::{KernelImage, kernel_is_here, run};
 use butternut::{
-    DevicePath, FileId, Filesystem, Follow, MountOptions, NewInode, RenameFlags, SnapshotAccess,
-    TOP_LEVEL,
+    DevicePath, FileId, Filesystem, Follow, MountOptions, NewInode, RecursiveSnapshot, RenameFlags,
+    SnapshotAccess, TOP_LEVEL,
 };
 use std::cell::Cell;
 
@@ -103,6 +103,79 @@ fn a_rich_volume_gets_subvolumes_and_snapshots() {
     filesystem.delete_subvolume(ours, b"by_kernel").unwrap();
     filesystem.delete_subvolume(ours, b"of 3").unwrap();
     filesystem.clean_subvolumes().unwrap();
+    filesystem.close().unwrap();
+    judge(&image);
+}
+
+/// Subvolumes inside subvolumes, many in one directory, and data that they share.
+const NESTED: &str = "
+btrfs -q subvolume create top
+mkdir -p top/dir/deep
+btrfs -q subvolume create top/a; btrfs -q subvolume create top/dir/deep/b
+btrfs -q subvolume create top/a/c; btrfs -q subvolume create top/a/c/d
+for i in $(seq 40); do btrfs -q subvolume create top/a/many$i; echo $i > top/a/many$i/file; done
+for dir in top top/a top/dir/deep/b top/a/c top/a/c/d; do
+    for i in $(seq 300); do echo $dir $i > $dir/small$i; done
+    head -c 3M /dev/urandom > $dir/large; setfattr -n user.dir -v $dir $dir
+    cp --reflink=always $dir/large $dir/clone
+done
+cp --reflink=always top/large top/a/c/d/of_top
+btrfs -q subvolume snapshot -r top/a/c top/dir/snap
+mkdir out; sync
+";
+
+#[test]
+fn recursive_snapshots_are_sound_and_the_kernel_changes_them() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &[], "", NESTED);
+    let filesystem = open(&image, false);
+    let (root, top) = (filesystem.root(), subvolume(&filesystem, "top"));
+    let inside = FileId::root_of(subvolume(&filesystem, "top/a/c"));
+    write(&filesystem, "top/a/c/d/new", &vec![9; 200_000]);
+    for (dir, name, access) in [
+        (root, "ro", SnapshotAccess::ReadOnly),
+        (inside, "inside", SnapshotAccess::ReadWrite),
+        (root, "rw", SnapshotAccess::ReadWrite),
+    ] {
+        let options = RecursiveSnapshot::new(access);
+        filesystem.snapshot_recursive(top, dir, name.as_bytes(), options).unwrap();
+        write(&filesystem, &format!("top/a/small{}", name.len()), name.as_bytes());
+    }
+    write(&filesystem, "rw/a/c/d/small7", &[1; 9000]);
+    write(&filesystem, "rw/a/c/inside/a/large", &[2; 5000]);
+    filesystem.close().unwrap();
+    judge(&image);
+    {
+        let mount = image.mount("rw,commit=1");
+        let script = format!(
+            "set -e; cd '{}'\n\
+             diff -r --no-dereference top/dir/deep/b ro/dir/deep/b\n\
+             diff -r --no-dereference top/a/c/d ro/a/c/d\n\
+             grep -q 'top/a/c/d 7' ro/a/c/d/small7\n\
+             btrfs subvolume show ro/a/c/d | grep -q readonly\n\
+             if touch ro/a/c/d/x 2> /dev/null; then exit 1; fi\n\
+             test $(btrfs subvolume list . | grep -c ' path ro') = 46\n\
+             uuid() {{ btrfs subvolume show \"$1\" | grep -P \"^\\t$2\" | awk '{{print $NF}}'; }}\n\
+             test \"$(uuid ro/a/c/d 'Parent UUID')\" = \"$(uuid top/a/c/d UUID)\"\n\
+             test \"$(getfattr -n user.dir --only-values rw/a/c)\" = top/a/c\n\
+             echo kernel > rw/a/c/d/kernel; mv rw/a/c/d rw/moved; rm rw/a/large\n\
+             btrfs -q subvolume delete rw/moved rw/a/many3\n\
+             btrfs -q subvolume snapshot -r rw/a/c by_kernel\n\
+             btrfs -q send ro/a/c/d | btrfs -q receive out\n\
+             diff -r --no-dereference ro/a/c/d out/d\n\
+             btrfs subvolume sync .; btrfs -q filesystem defragment -r top/a; sync\n\
+             btrfs -q balance start --full-balance .",
+            mount.path().display()
+        );
+        run("bash", &["-c", &script]);
+    }
+    judge(&image);
+    let filesystem = open(&image, false);
+    let rw = subvolume(&filesystem, "rw");
+    let all = RecursiveSnapshot::new(SnapshotAccess::ReadWrite);
+    filesystem.snapshot_recursive(rw, filesystem.root(), b"again", all).unwrap();
     filesystem.close().unwrap();
     judge(&image);
 }

@@ -198,6 +198,16 @@ wire! {
     }
     /// `struct fstrim_range`.
     FsTrimRange 24 { start: u64, len: u64, minlen: u64, }
+    /// `struct btrfs_ioctl_search_key`.
+    SearchKey 104 {
+        tree_id: u64, min_objectid: u64, max_objectid: u64, min_offset: u64, max_offset: u64,
+        min_transid: u64, max_transid: u64, min_type: u32, max_type: u32, nr_items: u32,
+        unused: u32, reserved: [u64; 4],
+    }
+    /// `struct btrfs_ioctl_search_header`.
+    SearchHeader 32 { transid: u64, objectid: u64, offset: u64, kind: u32, len: u32, }
+    /// `struct btrfs_ioctl_subvol_wait`.
+    SubvolumeWait 16 { id: u64, mode: u32, count: u32, }
     Dirent 24 { ino: u64, off: u64, namelen: u32, kind: u32, }
     StatxIn 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32, }
     StatxTime 16 { tv_sec: i64, tv_nsec: u32, reserved: i32, }

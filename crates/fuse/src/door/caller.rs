@@ -94,6 +94,11 @@ pub(crate) fn is_owner(caller: &InHeader, owner: u32) -> bool {
     caller.uid == owner || has_capability(caller, CAP_FOWNER)
 }
 
+/// Returns whether the caller may act as the owner of every file.
+pub(crate) fn overrides_ownership(caller: &InHeader) -> bool {
+    has_capability(caller, CAP_FOWNER)
+}
+
 /// Returns whether permissions do not restrict the caller.
 pub(crate) fn overrides_permissions(caller: &InHeader) -> bool {
     has_capability(caller, CAP_DAC_OVERRIDE)

@@ -74,6 +74,9 @@ impl Door {
         if let Some(answer) = self.subvolume_call(&call, request, reply) {
             return answer;
         }
+        if let Some(answer) = self.search_call(&call, request) {
+            return answer;
+        }
         let id = self.node(request)?;
         let flags = match call.cmd {
             SET_FLAGS => AttributeFlags(request.take()?),

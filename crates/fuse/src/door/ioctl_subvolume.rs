@@ -2,12 +2,13 @@
 //!
 //! | call | caller | effect |
 //! |---|---|---|
-//! | `SUBVOL_CREATE` | may write to the directory | creates an empty subvolume |
+//! | `SUBVOL_CREATE`, `_V2` | may write to the directory | creates an empty subvolume |
 //! | `SNAP_CREATE_V2` | as above, and may change the source | creates a snapshot |
 //! | `SNAP_DESTROY`, `_V2` | law 2 | deletes a subvolume |
 //! | `SUBVOL_GETFLAGS`, `GET_SUBVOL_INFO` | any caller | tells of a subvolume |
 //! | `SUBVOL_SETFLAGS` | owner, `CAP_FOWNER` or administrator | makes it read-only, or writable |
 //! | `DEFAULT_SUBVOL` | administrator | sets the default subvolume |
+//! | `SUBVOL_SYNC_WAIT` | any caller | waits until deleted subvolumes are freed |
 //!
 //! 1. The VFS checks nothing for these calls: a caller that can open a directory for reading can
 //!    send them. So each change checks its caller here, as kernel btrfs does.
@@ -28,21 +29,29 @@
 //! 6. The kernel does not tell through which mount a call comes, and passes it on also where that
 //!    is read-only. So changes are refused to an administrator that sees no writable mount of the
 //!    volume, and to every other caller that sees a read-only one.
-//! 7. A deletion is of the subvolume that the caller was checked for, also if its name is another
+//! 7. The kernel copies nothing back of the arguments of `SUBVOL_SYNC_WAIT`, so those of its modes
+//!    that return a number are not served. Programs search the root tree then.
+//! 8. A deletion is of the subvolume that the caller was checked for, also if its name is another
 //!    subvolume's by then.
+//! 9. A flag of `SNAP_CREATE_V2` that kernel btrfs refuses makes a recursive snapshot. Its caller
+//!    must be able to change every subvolume that is in it.
 //!
 //! [`write_gates`]: crate::handles::write_gates
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-use butternut::{FileId, FileKind, Filesystem, SnapshotAccess, SubvolumeInfo, TOP_LEVEL, Time};
+use butternut::{
+    FileId, FileKind, Filesystem, RecursiveSnapshot, SnapshotAccess, SubvolumeInfo, TOP_LEVEL, Time,
+};
 use butternut_sys::fuse_node::fuse_node;
 use butternut_sys::mounts::{self, Mount};
+use butternut_sys::subvolume_calls;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::connection;
-use crate::connection::protocol::{IoctlIn, IoctlOut};
+use crate::connection::protocol::{IoctlIn, IoctlOut, SubvolumeWait};
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::names::new_inode;
@@ -50,6 +59,7 @@ use crate::door::{Door, Outcome, caller};
 use crate::errno::{Errno, ErrnoResult};
 
 const CREATE: u32 = 0x5000_940e;
+const CREATE_2: u32 = 0x5000_9418;
 const SNAPSHOT: u32 = 0x5000_9417;
 const DESTROY: u32 = 0x5000_940f;
 const DESTROY_2: u32 = 0x5000_943f;
@@ -57,10 +67,20 @@ const SET_DEFAULT: u32 = 0x4008_9413;
 const GET_FLAGS: u32 = 0x8008_9419;
 const SET_FLAGS: u32 = 0x4008_941a;
 const GET_INFO: u32 = 0x81f8_943c;
+const SYNC_WAIT: u32 = 0x4010_9441;
 
 /// Flags of arguments and of a subvolume.
 const READ_ONLY: u64 = 1 << 1;
+/// Of `SNAP_CREATE_V2`, and only here (law 9).
+const RECURSIVE: u64 = subvolume_calls::RECURSIVE;
 const BY_ID: u64 = 1 << 4;
+
+/// Modes of `SUBVOL_SYNC_WAIT` (law 7).
+const FOR_ONE: u32 = 0;
+const FOR_ALL: u32 = 1;
+/// The range of ids of subvolumes that can be deleted, and 0.
+const FIRST_ID: u64 = 256;
+const LAST_ID: u64 = u64::MAX - 255;
 
 /// Mode of a new subvolume, without the umask of the caller.
 const PERMISSIONS: u32 = 0o777;
@@ -130,11 +150,13 @@ impl Door {
     ) -> Option<ErrnoResult<Outcome>> {
         Some(match call.cmd {
             CREATE => self.create_subvolume(request),
+            CREATE_2 => self.create_subvolume_2(request),
             SNAPSHOT => self.snapshot(request),
             DESTROY => self.delete_subvolume(request),
             DESTROY_2 => self.delete_subvolume_2(request),
             SET_DEFAULT => self.set_default_subvolume(request),
             SET_FLAGS => self.set_subvolume_flags(request),
+            SYNC_WAIT => self.wait_until_cleaned(request),
             GET_FLAGS => self.subvolume_flags(request, reply).map(|()| Outcome::Reply),
             GET_INFO => self.subvolume_info(request, reply).map(|()| Outcome::Reply),
             _ => return None,
@@ -143,6 +165,18 @@ impl Door {
 
     fn create_subvolume(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let name = Arguments::take(request)?.name()?;
+        self.create_named(request, name)
+    }
+
+    fn create_subvolume_2(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        let arguments = Arguments::take(request)?;
+        if arguments.flags_2() != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        self.create_named(request, arguments.name_2()?)
+    }
+
+    fn create_named(&self, request: &Request<'_>, name: Vec<u8>) -> ErrnoResult<Outcome> {
         let dir = self.node(request)?;
         self.may_change(request)?;
         self.may_write_to_directory(&request.header, dir)?;
@@ -155,7 +189,7 @@ impl Door {
 
     fn snapshot(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let arguments = Arguments::take(request)?;
-        if arguments.flags_2() & !READ_ONLY != 0 {
+        if arguments.flags_2() & !(READ_ONLY | RECURSIVE) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         let name = arguments.name_2()?;
@@ -169,11 +203,37 @@ impl Door {
         let is_read_only = arguments.flags_2() & READ_ONLY != 0;
         let access =
             if is_read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
+        if arguments.flags_2() & RECURSIVE != 0 {
+            return self.snapshot_recursive(request, source, name, access);
+        }
         let unsent = self.unsent_data(|id| id.subvolume == source.subvolume);
         let device = Arc::clone(request.device);
         self.change_name(request, name, move |filesystem, name| {
             unsent.write_back(&device)?;
             Ok(filesystem.snapshot(source.subvolume, dir, name, access).map(drop)?)
+        })
+    }
+
+    /// Makes a recursive snapshot for a caller that was checked for its source (law 9).
+    fn snapshot_recursive(
+        &self,
+        request: &Request<'_>,
+        source: FileId,
+        name: Vec<u8>,
+        access: SnapshotAccess,
+    ) -> ErrnoResult<Outcome> {
+        let dir = self.node(request)?;
+        let sources: HashSet<u64> =
+            self.filesystem.subvolumes_below(source.subvolume)?.into_iter().collect();
+        let unsent = self.unsent_data(|id| sources.contains(&id.subvolume));
+        let is_limited =
+            !self.is_administrator(request) && !caller::overrides_ownership(&request.header);
+        let owner = is_limited.then_some(request.header.uid);
+        let options = RecursiveSnapshot::new(access).owned_by(owner);
+        let device = Arc::clone(request.device);
+        self.change_name(request, name, move |filesystem, name| {
+            unsent.write_back(&device);
+            filesystem.snapshot_recursive(source.subvolume, dir, name, options).map(drop)
         })
     }
 
@@ -198,7 +258,7 @@ impl Door {
         self.delete_name(request, FileId::new(parent, found.dir), found.name, Some(found.id))
     }
 
-    /// Deletes the subvolume of a name, which is the one that was checked (law 7).
+    /// Deletes the subvolume of a name, which is the one that was checked (law 8).
     fn delete_name(
         &self,
         request: &Request<'_>,
@@ -255,6 +315,30 @@ impl Door {
         let filesystem = self.filesystem.clone();
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
             filesystem.set_default_subvolume(id)?;
+            reply.push(&IoctlOut::default())
+        })
+    }
+
+    fn wait_until_cleaned(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        let wait: SubvolumeWait = request.take()?;
+        let is_id = wait.id == 0 || (FIRST_ID..=LAST_ID).contains(&wait.id);
+        let ids = match wait.mode {
+            FOR_ONE if !is_id => return Err(Errno::EINVAL),
+            FOR_ONE => vec![self.filesystem.subvolume(wait.id)?.id],
+            FOR_ALL => self.filesystem.deleted_subvolumes()?,
+            _ => return Err(Errno::ENOTTY),
+        };
+        if ids.is_empty() {
+            return Err(Errno::ENOENT);
+        }
+        let filesystem = self.filesystem.clone();
+        let waiting = self.interrupts.begin(request.header.unique).ok_or(Errno::EAGAIN)?;
+        self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+            for id in ids {
+                if !filesystem.wait_until_cleaned(id, &|| waiting.goes_on())? {
+                    return Err(Errno::EINTR);
+                }
+            }
             reply.push(&IoctlOut::default())
         })
     }
@@ -334,7 +418,7 @@ impl Door {
         Ok(self.is_administrator(request) || caller::is_owner(&request.header, owner))
     }
 
-    fn is_administrator(&self, request: &Request<'_>) -> bool {
+    pub(super) fn is_administrator(&self, request: &Request<'_>) -> bool {
         let caller = &request.header;
         let is_unchecked = !self.options.checks_permissions && caller::is_owner_of_mount(caller);
         is_unchecked || caller::is_administrator(caller)

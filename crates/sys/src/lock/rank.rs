@@ -72,6 +72,8 @@ ranks! {
     ThreadLimits
     /// The threads that send deferred replies.
     DeferredThreads
+    /// The FUSE requests that wait and may be interrupted.
+    Interrupts
     /// The directory listings that the kernel reads in parts.
     Listings
     /// The open files of a FUSE mount.

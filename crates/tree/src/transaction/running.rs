@@ -81,6 +81,10 @@ const COW_BLOCKS_PER_REFERENCE: u64 = 2;
 /// Nodes that the changes of a caller inside a commit may copy or add, splits included.
 const AT_COMMIT_NODES: u64 = 64;
 
+/// Nodes that each further change of the same caller may copy or add: a snapshot with its items in
+/// the root tree and the UUID tree, or one entry of a tree.
+const NODES_PER_FURTHER_CHANGE: u64 = 16;
+
 /// The approximate memory of one delayed reference, in bytes.
 const HEAD_BYTES: u64 = 160;
 
@@ -346,14 +350,17 @@ impl Running {
         }
     }
 
-    /// Returns what the changes inside a commit may cost, in bytes of metadata: those of a few
-    /// items, and the references of a snapshot to the children of its source's root.
-    pub(crate) fn at_commit_bytes(&self) -> u64 {
+    /// Returns what a number of changes inside a commit may cost, in bytes of metadata: of each,
+    /// those of a few items, and the references of a snapshot to the children of its source's root.
+    pub(crate) fn at_commit_bytes(&self, changes: u64) -> u64 {
         let node = u64::from(self.params.node_bytes);
         let children = length(self.params.node_len() / size_of::<RawKeyPtr>());
         let references = children.saturating_mul(node.saturating_mul(COW_BLOCKS_PER_REFERENCE));
+        let references = references.saturating_mul(changes);
         let references = references.min(self.commit_trees.load(Ordering::Relaxed));
-        AT_COMMIT_NODES.saturating_mul(node).saturating_add(references)
+        let further = NODES_PER_FURTHER_CHANGE.saturating_mul(changes.saturating_sub(1));
+        let nodes = AT_COMMIT_NODES.saturating_add(further);
+        nodes.saturating_mul(node).saturating_add(references)
     }
 
     /// As [`Self::at_commit_bytes`], for a deletion, which adds no references.

@@ -1,21 +1,21 @@
 //! `subvolume get-default` and `set-default`: the subvolume that a mount without options shows.
 
 use std::io::Write;
+use std::path::Path;
 
-use butternut::{Follow, TOP_LEVEL};
+use butternut::{Follow, SubvolumeInfo, TOP_LEVEL};
 
 use crate::args::{GlobalArgs, SubvolumeSetDefaultArgs, VolumesArgs};
 use crate::commands::mounted;
+use crate::commands::mounted::root_tree::MountedVolume;
 use crate::commands::transaction::{Transaction, not_a_subvolume};
-use crate::failure::{Completion, Outcome};
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, json, text};
 use crate::volume::OpenVolume;
 
 pub(crate) fn get(global: &GlobalArgs, args: &VolumesArgs, out: &mut Output) -> Outcome {
-    let opened = OpenVolume::from_args(global, args)?;
-    let filesystem = &opened.filesystem;
-    let id = filesystem.default_subvolume().map_err(|error| opened.failure(&error))?;
-    let info = filesystem.subvolume(id).map_err(|error| opened.failure(&error))?;
+    let info = default(global, args)?;
+    let id = info.id;
     if global.json {
         json::document(out, super::list::as_json(&info))?;
     } else if id == TOP_LEVEL {
@@ -27,6 +27,19 @@ pub(crate) fn get(global: &GlobalArgs, args: &VolumesArgs, out: &mut Output) -> 
         out.line(&path)?;
     }
     Ok(Completion::Success)
+}
+
+fn default(global: &GlobalArgs, args: &VolumesArgs) -> Result<SubvolumeInfo, Failure> {
+    if let [path] = args.volume.as_slice()
+        && mounted::is_directory(path)
+    {
+        let volume = MountedVolume::open(Path::new(path))?;
+        return volume.subvolume(volume.default_subvolume()?);
+    }
+    let opened = OpenVolume::from_args(global, args)?;
+    let filesystem = &opened.filesystem;
+    let id = filesystem.default_subvolume().map_err(|error| opened.failure(&error))?;
+    filesystem.subvolume(id).map_err(|error| opened.failure(&error))
 }
 
 pub(crate) fn set(

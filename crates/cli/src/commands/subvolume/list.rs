@@ -2,11 +2,14 @@
 //! top level.
 
 use std::io::Write;
+use std::path::Path;
 
 use butternut::SubvolumeInfo;
 
 use crate::args::{GlobalArgs, ListSort, SubvolumeListArgs};
-use crate::failure::{Completion, Outcome};
+use crate::commands::mounted;
+use crate::commands::mounted::root_tree::MountedVolume;
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, json, text, time};
 use crate::volume::OpenVolume;
 
@@ -22,9 +25,7 @@ struct Column {
 type Text = fn(&SubvolumeInfo) -> String;
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeListArgs, out: &mut Output) -> Outcome {
-    let opened = OpenVolume::from_args(global, &args.volume)?;
-    let top = opened.filesystem.root().subvolume;
-    let mut all = opened.filesystem.subvolumes().map_err(|error| opened.failure(&error))?;
+    let (top, mut all) = subvolumes(global, args)?;
     all.retain(|subvolume| is_listed(args, top, subvolume));
     sort(&mut all, args.sort);
     if global.json {
@@ -62,6 +63,22 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeListArgs, out: &mut Outpu
         out.line(&shown)?;
     }
     Ok(Completion::Success)
+}
+
+/// Returns the subvolume that the list is relative to, and all others.
+fn subvolumes(
+    global: &GlobalArgs,
+    args: &SubvolumeListArgs,
+) -> Result<(u64, Vec<SubvolumeInfo>), Failure> {
+    if let [path] = args.volume.volume.as_slice()
+        && mounted::is_directory(path)
+    {
+        let volume = MountedVolume::open(Path::new(path))?;
+        return Ok((volume.id()?, volume.subvolumes()?));
+    }
+    let opened = OpenVolume::from_args(global, &args.volume)?;
+    let all = opened.filesystem.subvolumes().map_err(|error| opened.failure(&error))?;
+    Ok((opened.filesystem.root().subvolume, all))
 }
 
 fn is_listed(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> bool {

@@ -1,25 +1,29 @@
 //! `subvolume show`: shows a subvolume in the format of `btrfs subvolume show`.
 
+use std::ffi::OsString;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use butternut::{Follow, SubvolumeInfo, TOP_LEVEL, Time};
 
 use crate::args::{GlobalArgs, SubvolumeShowArgs};
+use crate::commands::mounted;
+use crate::commands::mounted::root_tree::MountedVolume;
 use crate::commands::transaction::not_a_subvolume;
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, json, text, time};
 use crate::volume::OpenVolume;
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeShowArgs, out: &mut Output) -> Outcome {
-    let opened = OpenVolume::from_arg(global, &args.volume)?;
-    let id = opened.resolve(&args.path, Follow::Last)?;
-    let what = text::escaped(&text::bytes(&args.path));
-    if !id.is_subvolume_root() {
-        return Err(not_a_subvolume(&text::bytes(&args.path)));
-    }
-    let shown =
-        opened.filesystem.subvolume(id.subvolume).map_err(|error| Failure::of(&*what, &error))?;
-    let mut snapshots = opened.filesystem.subvolumes().map_err(|error| opened.failure(&error))?;
+    let volume = &args.volume.volume;
+    let (shown, mut snapshots) = match &args.path {
+        None if mounted::is_directory(volume) => of_mount(Path::new(volume))?,
+        path => {
+            let opened = OpenVolume::from_arg(global, &args.volume)?;
+            of_volume(&opened, &path.clone().unwrap_or_else(|| "/".into()))?
+        }
+    };
     snapshots.retain(|other| {
         other.parent_uuid == shown.uuid && shown.uuid != [0; 16] && other.path.is_some()
     });
@@ -33,6 +37,32 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeShowArgs, out: &mut Outpu
         print(&shown, &snapshots, out)?;
     }
     Ok(Completion::Success)
+}
+
+/// Returns a subvolume of a volume that is not mounted, and all other subvolumes.
+fn of_volume(
+    opened: &OpenVolume,
+    path: &OsString,
+) -> Result<(SubvolumeInfo, Vec<SubvolumeInfo>), Failure> {
+    let id = opened.resolve(path, Follow::Last)?;
+    let what = text::escaped(&text::bytes(path));
+    if !id.is_subvolume_root() {
+        return Err(not_a_subvolume(&text::bytes(path)));
+    }
+    let shown =
+        opened.filesystem.subvolume(id.subvolume).map_err(|error| Failure::of(&*what, &error))?;
+    let all = opened.filesystem.subvolumes().map_err(|error| opened.failure(&error))?;
+    Ok((shown, all))
+}
+
+/// As [`of_volume`], of a mounted volume.
+fn of_mount(path: &Path) -> Result<(SubvolumeInfo, Vec<SubvolumeInfo>), Failure> {
+    let volume = MountedVolume::open(path)?;
+    if !volume.is_subvolume()? {
+        return Err(not_a_subvolume(path.as_os_str().as_bytes()));
+    }
+    let id = volume.id()?;
+    Ok((volume.subvolume(id)?, volume.subvolumes()?))
 }
 
 fn print(

@@ -3,7 +3,8 @@
 //! A destination that is a directory gets the snapshot under the name of the source, as in
 //! btrfs-subvolume(8).
 
-use butternut::{FileKind, Follow, SnapshotAccess};
+use butternut::{FileKind, Filesystem, Follow, RecursiveSnapshot, SnapshotAccess};
+use serde_json::json;
 
 use crate::args::{GlobalArgs, SubvolumeSnapshotArgs};
 use crate::commands::mounted;
@@ -15,7 +16,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeSnapshotArgs, out: &mut O
     let Some(destination) = &args.destination else {
         if mounted::is_path(&args.volume.volume, true) {
             let paths = (args.volume.volume.as_os_str(), args.source.as_os_str());
-            return mounted::snapshot(global, paths, args.read_only, out);
+            return mounted::snapshot(global, paths, (args.read_only, args.recursive), out);
         }
         return Ok(mounted::usage("subvolume snapshot VOLUME SOURCE DESTINATION"));
     };
@@ -27,11 +28,31 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeSnapshotArgs, out: &mut O
     }
     let location = name_of(&transaction, &text::bytes(destination), &source_path)?;
     let access = if args.read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
-    let made =
-        transaction.filesystem().snapshot(source.subvolume, location.dir, &location.name, access);
-    let id = made.map_err(|error| transaction.failed(&location.path, &error))?;
+    let made = make(transaction.filesystem(), source.subvolume, &location, access, args.recursive);
+    let made = made.map_err(|error| transaction.failed(&location.path, &error))?;
     transaction.record("created", &location.path);
-    transaction.finish(global, out, |object| object.put("subvolume", id))
+    transaction.finish(global, out, |object| {
+        let id = made.first().map(|(_, id)| *id);
+        let all = made.iter().map(|(source, id)| json!({ "source": source, "subvolume": id }));
+        let all: Vec<_> = all.collect();
+        let object = object.put("subvolume", id);
+        if args.recursive { object.put("snapshots", all) } else { object }
+    })
+}
+
+/// Makes a snapshot, or a recursive one. Returns the ids of the sources and of their snapshots.
+fn make(
+    filesystem: &Filesystem,
+    source: u64,
+    to: &Location,
+    access: SnapshotAccess,
+    recursive: bool,
+) -> butternut::Result<Vec<(u64, u64)>> {
+    if recursive {
+        let options = RecursiveSnapshot::new(access);
+        return filesystem.snapshot_recursive(source, to.dir, &to.name, options);
+    }
+    Ok(vec![(source, filesystem.snapshot(source, to.dir, &to.name, access)?)])
 }
 
 /// Returns the name that the snapshot gets.

@@ -34,7 +34,7 @@ use butternut_format::node::Expected;
 use butternut_format::refused::Refused;
 use butternut_format::root::{RawRootItem, RootFlags};
 use butternut_format::units::{Generation, Logical, TreeId, length};
-use butternut_space::Class;
+use butternut_space::{Class, Reservation};
 use butternut_sys::wait::Wait;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -62,18 +62,39 @@ impl Forest {
         level: ReservationLevel,
         change: impl FnOnce(&AtCommit<'_>) -> Result<R, E>,
     ) -> Result<R, E> {
-        let reservation = match level {
-            ReservationLevel::Normal => {
-                let bytes = self.running()?.at_commit_bytes();
-                self.reserve_metadata(bytes, Wait::Block)?
-            }
+        match level {
+            ReservationLevel::Normal => self.commit_many(1, change),
             ReservationLevel::Deletion | ReservationLevel::Prereserved => {
-                self.reserve_or_flush(Purpose::Deletion, Wait::Block, |running| {
-                    let bytes = running.deletion_at_commit_bytes();
-                    Ok(running.space.reserve_for_deletion(Class::Metadata, bytes))
-                })?
+                let reserved =
+                    self.reserve_or_flush(Purpose::Deletion, Wait::Block, |running| {
+                        let bytes = running.deletion_at_commit_bytes();
+                        Ok(running.space.reserve_for_deletion(Class::Metadata, bytes))
+                    })?;
+                self.commit_reserved(reserved, change)
             }
-        };
+        }
+    }
+
+    /// As [`Self::commit_with`], for a number of changes: of each, a snapshot is made, or the items
+    /// of one tree are changed.
+    ///
+    /// # Errors
+    /// As [`Self::commit_with`].
+    pub fn commit_many<R, E: From<TreeError>>(
+        self: &Arc<Self>,
+        changes: u64,
+        change: impl FnOnce(&AtCommit<'_>) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let bytes = self.running()?.at_commit_bytes(changes);
+        let reserved = self.reserve_metadata(bytes, Wait::Block)?;
+        self.commit_reserved(reserved, change)
+    }
+
+    fn commit_reserved<R, E: From<TreeError>>(
+        self: &Arc<Self>,
+        reservation: Reservation,
+        change: impl FnOnce(&AtCommit<'_>) -> Result<R, E>,
+    ) -> Result<R, E> {
         let (mut change, mut result) = (Some(change), None);
         let committed = self.commit_once(Some(&mut |at_commit| {
             let Some(change) = change.take() else { return };

@@ -1,0 +1,211 @@
+//! What the root tree of a mounted volume says of its subvolumes, read by the calls that a mount of
+//! this project and the kernel's btrfs serve. They need root, or the user that mounted where the
+//! mount checks no permissions.
+//!
+//! 1. Each call sees the volume at another moment. A subvolume that is deleted in between has no
+//!    path, and is left out.
+//! 2. Items come from another process, so they are checked as those of a disk are. Parents that
+//!    lead in a circle lead nowhere.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use butternut::format::dir::DirEntries;
+use butternut::format::key::{ItemType, Key};
+use butternut::format::root::RootItem;
+use butternut::format::root_ref::RootRef;
+use butternut::format::units::{Ino, TreeId};
+use butternut::{SubvolumeInfo, TOP_LEVEL};
+use butternut_sys::subvolume_calls;
+use butternut_sys::tree_search_calls::{ItemKey, path_of_inode, search};
+use rustix::io::Errno;
+
+use super::{failed, open};
+use crate::failure::Failure;
+use crate::output::text;
+
+/// Ids of subvolumes other than the top level.
+const FIRST_ID: u64 = 256;
+const LAST_ID: u64 = u64::MAX - 255;
+/// Maximum nesting depth of subvolumes on a path.
+const NESTING_MAX: usize = 2048;
+
+/// A mounted volume, through a directory of it.
+pub(crate) struct MountedVolume<'a> {
+    dir: File,
+    path: &'a Path,
+}
+
+/// The entry of a subvolume in its parent.
+struct Entry {
+    parent: u64,
+    dir: Ino,
+    index: u64,
+    name: Vec<u8>,
+}
+
+/// The items of the subvolumes, by id.
+#[derive(Default)]
+struct Items {
+    roots: Vec<(u64, RootItem)>,
+    entries: HashMap<u64, Entry>,
+    /// Paths of directories, from the roots of their subvolumes.
+    directories: HashMap<(u64, Ino), Option<Vec<u8>>>,
+}
+
+impl<'a> MountedVolume<'a> {
+    pub(crate) fn open(path: &'a Path) -> Result<Self, Failure> {
+        Ok(Self { dir: open(path).map_err(|error| failed(path, &error))?, path })
+    }
+
+    /// Returns the id of the subvolume that contains the directory.
+    pub(crate) fn id(&self) -> Result<u64, Failure> {
+        let info = subvolume_calls::info(self.dir.as_fd());
+        info.map(|info| info.id).map_err(|error| failed(self.path, &error))
+    }
+
+    /// Returns whether the directory is the root of a subvolume.
+    pub(crate) fn is_subvolume(&self) -> Result<bool, Failure> {
+        match subvolume_calls::is_read_only(self.dir.as_fd()) {
+            Ok(_) => Ok(true),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(false),
+            Err(error) => Err(failed(self.path, &error)),
+        }
+    }
+
+    /// Returns all subvolumes except the top level, by id, including deleted ones that are still on
+    /// disk.
+    pub(crate) fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>, Failure> {
+        let mut items = self.items(FIRST_ID..=LAST_ID)?;
+        let roots = std::mem::take(&mut items.roots);
+        let mut found = Vec::with_capacity(roots.len());
+        for (id, root) in roots {
+            let path = self.path_of(&mut items, id)?;
+            let info = info(&items, id, &root, path);
+            found.extend((info.deleted || info.path.is_some()).then_some(info));
+        }
+        Ok(found)
+    }
+
+    /// Returns one subvolume; 5 is the top level.
+    pub(crate) fn subvolume(&self, id: u64) -> Result<SubvolumeInfo, Failure> {
+        if id != TOP_LEVEL {
+            let found = self.subvolumes()?.into_iter().find(|found| found.id == id);
+            return found.ok_or_else(|| failed(self.path, &Errno::NOENT.into()));
+        }
+        let items = self.items(id..=id)?;
+        let root = items.roots.first().ok_or_else(|| failed(self.path, &Errno::NOENT.into()))?;
+        Ok(info(&items, id, &root.1, Some(Vec::new())))
+    }
+
+    /// Returns the default subvolume, which a mount without options shows.
+    pub(crate) fn default_subvolume(&self) -> Result<u64, Failure> {
+        let mut default = None;
+        let objectid = TreeId::ROOT_DIR.0;
+        let keys = (objectid, ItemType::DIR_ITEM.0, 0)..=(objectid, ItemType::DIR_ITEM.0, u64::MAX);
+        self.search(keys, &mut |_, data| {
+            for entry in DirEntries::new(data) {
+                let entry = entry.map_err(|refused| refused.to_string())?;
+                if entry.name == b"default" {
+                    default = Some(entry.location.objectid);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(default.unwrap_or(TOP_LEVEL))
+    }
+
+    /// Reads the root items, and the references to parents, of ids.
+    fn items(&self, ids: RangeInclusive<u64>) -> Result<Items, Failure> {
+        let mut items = Items::default();
+        let keys = (*ids.start(), 0, 0)..=(*ids.end(), u8::MAX, u64::MAX);
+        self.search(keys, &mut |(objectid, item_type, offset), data| {
+            let key = Key::new(objectid, ItemType(item_type), offset);
+            match key.item_type {
+                ItemType::ROOT_ITEM if TreeId(objectid).is_subvolume() => {
+                    let root = RootItem::check(key, data).map_err(|error| error.to_string())?;
+                    items.roots.push((objectid, root));
+                }
+                ItemType::ROOT_BACKREF => {
+                    let entry = RootRef::check(data).map_err(|error| error.to_string())?;
+                    let (dir, index, name) = (entry.dir, entry.index, entry.name.to_vec());
+                    items.entries.insert(objectid, Entry { parent: offset, dir, index, name });
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(items)
+    }
+
+    /// Searches the root tree. `visit` returns why an item is not valid.
+    fn search(
+        &self,
+        keys: RangeInclusive<ItemKey>,
+        visit: &mut dyn FnMut(ItemKey, &[u8]) -> Result<(), String>,
+    ) -> Result<(), Failure> {
+        let mut invalid = None;
+        search(self.dir.as_fd(), TreeId::ROOT.0, keys, &mut |key, data| {
+            if let Err(why) = visit(key, data) {
+                let (objectid, item_type, offset) = key;
+                invalid.get_or_insert(format!("item ({objectid} {item_type} {offset}): {why}"));
+            }
+        })
+        .map_err(|error| self.failed(&error))?;
+        let shown = || text::escaped(self.path.as_os_str().as_bytes());
+        invalid.map_or(Ok(()), |why| Err(Failure::new(shown(), format!("root tree: {why}"))))
+    }
+
+    /// Returns the path of a subvolume from the top level, if it has one (laws 1 and 2).
+    fn path_of(&self, items: &mut Items, id: u64) -> Result<Option<Vec<u8>>, Failure> {
+        let (mut parts, mut at) = (Vec::new(), id);
+        for _ in 0..NESTING_MAX {
+            if at == TOP_LEVEL {
+                parts.reverse();
+                return Ok(Some(parts.join(&b'/')));
+            }
+            let Some(entry) = items.entries.get(&at) else { return Ok(None) };
+            let place = (entry.parent, entry.dir);
+            parts.push(entry.name.clone());
+            at = entry.parent;
+            let dir = match items.directories.get(&place) {
+                Some(known) => known.clone(),
+                None => self.directory(place)?,
+            };
+            items.directories.insert(place, dir.clone());
+            let Some(dir) = dir else { return Ok(None) };
+            parts.extend((!dir.is_empty()).then_some(dir));
+        }
+        Ok(None)
+    }
+
+    /// Returns the path of a directory in its subvolume; `None` if it does not exist any more.
+    fn directory(&self, (subvolume, dir): (u64, Ino)) -> Result<Option<Vec<u8>>, Failure> {
+        match path_of_inode(self.dir.as_fd(), subvolume, dir.0) {
+            Ok(path) => Ok(Some(path)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    fn failed(&self, error: &io::Error) -> Failure {
+        let failure = failed(self.path, error);
+        match Errno::from_io_error(error) {
+            Some(Errno::PERM) => failure.hint("only root may read the trees of a mounted volume"),
+            _ => failure,
+        }
+    }
+}
+
+fn info(items: &Items, id: u64, root: &RootItem, path: Option<Vec<u8>>) -> SubvolumeInfo {
+    let parent = items.entries.get(&id).map(|entry| {
+        let Entry { parent, dir, index, name } = entry;
+        (*parent, RootRef { dir: *dir, index: *index, name })
+    });
+    SubvolumeInfo::of_items(id, root, parent, path)
+}

@@ -1,0 +1,145 @@
+//! The calls that read trees, and the call that waits for deletions, on a mount.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use butternut_sys::subvolume_calls as calls;
+use butternut_sys::tree_search_calls::{ItemKey, path_of_inode, search};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::command::{butternut, command, run};
+use super::image::{KernelMount, kernel, kernel_tests_enabled};
+use super::mount::MountPoint;
+
+/// The number of ioctl(2).
+const IOCTL: u32 = if cfg!(target_arch = "x86_64") { 16 } else { 29 };
+
+const INODE_ITEM: u8 = 1;
+const ROOT_ITEM: u8 = 132;
+/// The trees that have no root item.
+const ROOT_TREE: u64 = 1;
+const CHUNK_TREE: u64 = 3;
+
+type Items = Vec<(ItemKey, Vec<u8>)>;
+
+fn items(fd: BorrowedFd<'_>, tree: u64) -> Items {
+    let mut items = Items::new();
+    let keys = (0, 0, 0)..=(u64::MAX, u8::MAX, u64::MAX);
+    search(fd, tree, keys, &mut |key, data| items.push((key, data.to_vec()))).unwrap();
+    items
+}
+
+/// Returns the ids of all trees of a volume.
+fn trees(fd: BorrowedFd<'_>) -> Vec<u64> {
+    let roots = items(fd, ROOT_TREE);
+    let with_root = roots.iter().filter(|((_, item_type, _), _)| *item_type == ROOT_ITEM);
+    let mut trees = vec![ROOT_TREE, CHUNK_TREE];
+    trees.extend(with_root.map(|((tree, _, _), _)| *tree));
+    trees
+}
+
+#[test]
+fn a_mount_shows_the_items_and_paths_that_the_kernel_shows() {
+    if !kernel_tests_enabled("a_mount_shows_the_items_and_paths_that_the_kernel_shows") {
+        return;
+    }
+    let theirs = KernelMount::new();
+    let ours = MountPoint::new();
+    butternut(&["mount", "-o", "ro", kernel().to_str().unwrap(), ours.name()]).ok();
+    let open = |path: &Path| File::open(path).unwrap();
+    let (our_root, their_root) = (open(ours.path()), open(theirs.path()));
+    let trees = trees(our_root.as_fd());
+    assert!(trees.len() > 10, "{trees:?}");
+    let mut paths = 0;
+    for tree in trees {
+        let found = items(our_root.as_fd(), tree);
+        assert!(found == items(their_root.as_fd(), tree), "tree {tree}");
+        let is_subvolume = tree == 5 || (256..1 << 48).contains(&tree);
+        let inodes = found.iter().filter(|((_, item_type, _), _)| *item_type == INODE_ITEM);
+        for ((inode, _, _), _) in inodes.filter(|_| is_subvolume) {
+            let path = |root: &File| {
+                let path = path_of_inode(root.as_fd(), tree, *inode);
+                path.map_err(|error| error.raw_os_error())
+            };
+            let (our_path, their_path) = (path(&our_root), path(&their_root));
+            paths += usize::from(our_path.is_ok());
+            if our_path != their_path {
+                // Two names of one file.
+                let found = |path: Result<Vec<u8>, _>| {
+                    let path = theirs.path().join(OsStr::from_bytes(&path.unwrap()));
+                    std::fs::symlink_metadata(path).unwrap().ino()
+                };
+                assert_eq!((tree, found(our_path)), (5, found(their_path)), "inode {inode}");
+            }
+        }
+    }
+    assert!(paths > 50, "{paths} paths");
+    for (tree, inode) in [(5, 1 << 40), (9999, 257), (4, 257)] {
+        let refused = |root: &File| {
+            path_of_inode(root.as_fd(), tree, inode).map_err(|error| error.raw_os_error())
+        };
+        assert_eq!(refused(&our_root).is_err(), refused(&their_root).is_err(), "{tree} {inode}");
+    }
+    let keys = (0, 0, 0)..=(u64::MAX, u8::MAX, u64::MAX);
+    let missing = |root: &File| {
+        let found = search(root.as_fd(), 9999, keys.clone(), &mut |_, _| {});
+        found.map_err(|error| error.raw_os_error())
+    };
+    assert_eq!(missing(&our_root), missing(&their_root));
+    drop(our_root);
+    butternut(&["umount", ours.name()]).ok();
+}
+
+/// A subvolume is not freed while a file in it is open. A program that waits for it ends on a
+/// signal.
+#[test]
+fn a_program_that_waits_for_a_deletion_can_be_ended() {
+    if !kernel_tests_enabled("a_program_that_waits_for_a_deletion_can_be_ended") {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = scratch.path().join("volume.img");
+    let image = image.to_str().unwrap();
+    butternut(&["mkfs", "--size", "256M", image]).ok();
+    let mount_point = MountPoint::new();
+    butternut(&["mount", image, mount_point.name()]).ok();
+    let root = File::open(mount_point.path()).unwrap();
+    calls::create(root.as_fd(), b"sub").unwrap();
+    let path = mount_point.path().join("sub");
+    let id = calls::info(File::open(&path).unwrap().as_fd()).unwrap().id;
+    std::fs::write(path.join("file"), "data").unwrap();
+    let file = File::open(path.join("file")).unwrap();
+    calls::delete(root.as_fd(), b"sub").unwrap();
+    let mut waiting = command()
+        .args(["subvolume", "sync", mount_point.name(), &id.to_string()])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_child(&waiting);
+    // The program has made the call: its thread is in the kernel, in an ioctl.
+    while !is_in_ioctl(pid) {
+        assert_eq!(waiting.try_wait().unwrap(), None, "it waits");
+        std::thread::yield_now();
+    }
+    kill_process(pid, Signal::TERM).unwrap();
+    assert_eq!(waiting.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+    let wait = calls::wait_until_cleaned(root.as_fd(), Some(256 + 99));
+    assert_eq!(wait.unwrap_err().raw_os_error(), Some(2));
+    drop((file, root));
+    butternut(&["umount", mount_point.name()]).ok();
+    butternut(&["subvolume", "sync", image]).ok();
+    assert_eq!(butternut(&["subvolume", "list", "-d", image]).ok(), "");
+    run("btrfs", &["check", image].map(AsRef::as_ref));
+}
+
+fn is_in_ioctl(pid: Pid) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{}/syscall", pid.as_raw_nonzero()));
+    let number = call.unwrap_or_default().split(' ').next().and_then(|call| call.parse().ok());
+    number == Some(IOCTL)
+}
