@@ -35,6 +35,7 @@ mod mount_end_hung;
 mod mount_start;
 mod node_ids;
 mod other_users_mount;
+mod quotas;
 mod receive;
 mod rescued_reads;
 mod send;
