@@ -10,6 +10,7 @@ mod inspect;
 mod mkfs;
 mod modify;
 mod mount;
+mod quota;
 mod read;
 mod receive;
 mod send;
@@ -29,6 +30,7 @@ pub(crate) use modify::{
     RmArgs, SetfattrArgs, TouchArgs, TruncateArgs, WriteArgs,
 };
 pub(crate) use mount::{CtlArgs, MountArgs, StatsArgs, UmountArgs};
+pub(crate) use quota::{QgroupCommand, QgroupLimitArgs, QgroupShowArgs, QuotaCommand};
 pub(crate) use read::{
     CatArgs, DuArgs, ExportArgs, FilesystemCommand, FindArgs, ListSort, LsArgs, StatArgs,
     SubvolumeListArgs, SubvolumeShowArgs, UnitArgs, UsageArgs, UsageTableArgs, VolumesArgs,
@@ -395,6 +397,12 @@ pub(crate) enum Command {
     /// Get and set properties of subvolumes
     #[command(subcommand)]
     Property(PropertyCommand),
+    /// Enable and disable quotas, and compute their numbers again
+    #[command(subcommand)]
+    Quota(QuotaCommand),
+    /// Show and change quota groups
+    #[command(subcommand)]
+    Qgroup(QgroupCommand),
     /// Show and change a volume as a whole: label, devices, space
     #[command(subcommand, visible_alias = "fi")]
     Filesystem(FilesystemCommand),

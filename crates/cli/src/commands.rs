@@ -26,6 +26,8 @@ mod new_entry;
 mod per_path;
 mod progress;
 mod property;
+mod qgroup;
+mod quota;
 mod receive;
 mod rm;
 mod send;
@@ -74,6 +76,8 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Send(args) => send::run(global, args, out),
         Command::Property(PropertyCommand::Get(args)) => property::get(global, args, out),
         Command::Property(PropertyCommand::Set(args)) => property::set(global, args, out),
+        Command::Quota(command) => quota::run(global, command, out),
+        Command::Qgroup(command) => qgroup::run(global, command, out),
         Command::Filesystem(FilesystemCommand::Show(args)) => {
             filesystem::show::run(global, args, out)
         }

@@ -35,7 +35,7 @@ use crate::state::FileState;
 use crate::target::Target;
 use crate::units::REGION_BYTES;
 use crate::units::pages_of;
-use butternut_format::units::{DiskRange, Logical, SECTOR_BYTES, length};
+use butternut_format::units::{DiskRange, Logical, SECTOR_BYTES, TreeId, length};
 use butternut_space::Cluster;
 use butternut_sys::wait::Wait;
 use butternut_tree::TreeError;
@@ -54,6 +54,8 @@ const FIRST_QUEUE_CLUSTER: u64 = 1 << 16;
 #[derive(Debug)]
 pub struct DirectWrite {
     shared: Arc<SharedFile>,
+    /// The subvolume that new space is charged to.
+    tree: TreeId,
     slot: WriteSlot,
     start: u64,
     bytes: u64,
@@ -152,8 +154,8 @@ impl FileState {
         let slot = self.begin_in_flight(range, target, wait)?;
         let (bytes, shared) = (range.end - range.start, Arc::clone(&self.shared));
         let (logical, group) = (target.logical().unwrap_or_default(), Logical::default());
-        let mut write =
-            DirectWrite { shared, slot, start: range.start, bytes, target, logical, group };
+        let (tree, start) = (self.tree_id(), range.start);
+        let mut write = DirectWrite { shared, tree, slot, start, bytes, target, logical, group };
         // The table counts this write already, so of two writes that begin at the same time each
         // reserves for both.
         let has_metadata = match target {
@@ -164,7 +166,14 @@ impl FileState {
             return Ok(None);
         }
         if target == Target::New {
-            let Some(space) = allocation.take(bytes, wait)? else { return Ok(None) };
+            let forest = self.source.forest();
+            // The run of the queue is charged to no file; what a write takes of it is.
+            forest.charge_data(self.tree_id(), bytes, bytes)?;
+            let taken = allocation.take(bytes, wait);
+            let Ok(Some(space)) = taken else {
+                forest.release_data_charge(self.tree_id(), bytes);
+                return taken.map(|_| None);
+            };
             (write.logical, write.group) = (space.start(), allocation.group);
         }
         Ok(Some(write))
@@ -356,6 +365,7 @@ impl DirectWrite {
         if self.target == Target::New {
             let space = DiskRange::new(self.logical, self.bytes).expect("it was allocated");
             source.forest().release_data(space).ok();
+            source.forest().release_data_charge(self.tree, self.bytes);
         }
     }
 }

@@ -264,8 +264,13 @@ impl FileState {
         bytes_max: u64,
         wait: Wait,
     ) -> Result<DiskRange, FileError> {
-        let forest = self.source.forest();
-        Ok(forest.allocate_data(bytes_min, bytes_max, self.cluster(), wait)?)
+        let (forest, tree) = (self.source.forest(), self.tree_id());
+        // Charged before it is allocated: what a quota refuses allocates nothing.
+        let charged = forest.charge_data(tree, bytes_min, bytes_max)?;
+        let found = forest.allocate_data(bytes_min, charged, self.cluster(), wait);
+        let bytes = found.as_ref().map_or(0, |range| range.bytes());
+        forest.release_data_charge(tree, charged.saturating_sub(bytes));
+        Ok(found?)
     }
 
     /// Frees space that nothing has referenced.
@@ -273,6 +278,7 @@ impl FileState {
         for range in ranges {
             // It fails only on a volume that is open read-only.
             self.source.forest().release_data(range).ok();
+            self.source.forest().release_data_charge(self.tree_id(), range.bytes());
         }
     }
 

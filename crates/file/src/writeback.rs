@@ -356,7 +356,10 @@ impl WritebackRun<'_> {
         let new_space = self.new_space();
         if let Some(failure) = self.failure.take() {
             // It fails only on a volume that is open read-only.
-            new_space.map(|space| source.forest().release_data(space).ok());
+            if let Some(space) = new_space {
+                source.forest().release_data(space).ok();
+                source.forest().release_data_charge(self.run_file.tree, space.bytes());
+            }
             shared.bump_data_version();
             if self.target.logical().is_some() {
                 // The disk may hold the old bytes or the new ones, or some of each (law 4).

@@ -41,6 +41,10 @@ pub const STATUS_RESCAN: u64 = 1 << 1;
 pub const STATUS_INCONSISTENT: u64 = 1 << 2;
 pub const STATUS_SIMPLE_MODE: u64 = 1 << 3;
 
+/// Bits of a limit item's `flags`: which of the limits are set.
+pub const LIMIT_REFERENCED: u64 = 1 << 0;
+pub const LIMIT_EXCLUSIVE: u64 = 1 << 1;
+
 /// The quota status in its on-disk form (`struct btrfs_qgroup_status_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -66,7 +70,7 @@ pub struct RawQgroupInfo {
 const _: () = assert!(size_of::<RawQgroupInfo>() == 40);
 
 /// The limits of a group in their on-disk form (`struct btrfs_qgroup_limit_item`).
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawQgroupLimit {
     pub flags: U64,
@@ -82,6 +86,11 @@ const _: () = assert!(size_of::<RawQgroupLimit>() == 40);
 pub struct QgroupId(pub u64);
 
 impl QgroupId {
+    /// Makes the id of a group; `None` if the number is not below 2^48.
+    pub fn of(level: u16, number: u64) -> Option<Self> {
+        (number < 1 << 48).then(|| Self(u64::from(level) << 48 | number))
+    }
+
     pub const fn level(self) -> u64 {
         self.0 >> 48
     }

@@ -36,6 +36,7 @@ mod code {
     pub(super) const EOVERFLOW: i32 = 75;
     pub(super) const EOPNOTSUPP: i32 = 95;
     pub(super) const ESTALE: i32 = 116;
+    pub(super) const EDQUOT: i32 = 122;
 }
 
 impl Error {
@@ -148,6 +149,7 @@ fn tree(error: &TreeError) -> i32 {
         TreeError::TooLarge { .. } => code::EOVERFLOW,
         TreeError::Invalid(_) => code::EINVAL,
         TreeError::NoSpace { .. } => code::ENOSPC,
+        TreeError::QuotaExceeded { .. } => code::EDQUOT,
         TreeError::WouldBlock => code::EAGAIN,
         TreeError::NotWritable | TreeError::Unwritable(_) | TreeError::ReadOnly { .. } => {
             code::EROFS

@@ -157,6 +157,7 @@ mod names;
 mod notice;
 mod options;
 pub mod queue;
+mod quota;
 pub mod receive;
 mod replay;
 mod send;
@@ -178,6 +179,7 @@ pub use butternut_sys::buffer::Buffer;
 #[doc(hidden)]
 pub use butternut_tree::EnospcInjector;
 pub use butternut_tree::TreeError;
+pub use butternut_tree::{Qgroup, QgroupLimits, QgroupUsage, Quotas};
 pub use butternut_volume::VolumeError;
 pub use butternut_volume::super_blocks::{CopyRefused, CopyReport};
 pub use clock::Clock;

@@ -121,6 +121,8 @@ pub(crate) struct TreeState {
     pub(crate) root: Expected,
     /// The root as of the last commit, or of the one in progress.
     pub(crate) committed_root: Expected,
+    /// The bytes of the tree's blocks as of the last commit, or of the one in progress.
+    pub(crate) committed_used: u64,
     /// Of a subvolume: what the running transaction has changed.
     pub(crate) changes: ChangedInodes,
     pub(crate) dirty: BlockMap,
@@ -160,6 +162,7 @@ impl TransactionTree {
             converted: Converted::NOTHING,
             root,
             committed_root: root,
+            committed_used: record.as_ref().map_or(0, |record| record.raw.bytes_used.get()),
             changes: ChangedInodes::default(),
             dirty: BlockMap::default(),
             sealed: BlockMap::default(),

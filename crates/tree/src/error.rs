@@ -1,6 +1,7 @@
 //! Errors of tree searches, changes and commits.
 
 use butternut_format::key::Key;
+use butternut_format::quota::QgroupId;
 use butternut_format::refused::Refused;
 use butternut_format::units::{Logical, TreeId};
 use butternut_space::SpaceError;
@@ -36,6 +37,9 @@ pub enum TreeError {
     TooLarge { tree: TreeId, key: Key, bytes: usize, bytes_max: usize },
     #[error("no space for {bytes} bytes")]
     NoSpace { bytes: u64 },
+    /// A limit of a quota group leaves no room for the change, which was not begun.
+    #[error("the limit of quota group {group} is reached")]
+    QuotaExceeded { group: QgroupId },
     /// The call would have to wait, and its caller forbids it.
     #[error("the call would block")]
     WouldBlock,

@@ -11,9 +11,11 @@
 //! ```text
 //! forest        Forest, and its methods: joining, reserving, committing, data, log,
 //!               administration; drop_tree: a method of Handle
-//! commit steps  commit::context, checksum_tree, references::apply, chunks, device_stats
+//! commit steps  commit::context, checksum_tree, references::apply, chunks, device_stats,
+//!               quota::account
 //! transaction   running, TreeEdit; cow::copy, cow::shape, cow::change
-//! waiting       references, pending_checksums, chunks::changes: in memory until the commit
+//! waiting       references, pending_checksums, chunks::changes, quota: in memory until the
+//!               commit
 //! trees         Tree, Cursor, committed; cow: a tree as the running transaction has it
 //! blocks        blocks and their cache, one step of a search; the gate, read epochs
 //! ```
@@ -46,6 +48,7 @@ mod error;
 mod forest;
 mod log;
 mod pending_checksums;
+mod quota;
 mod references;
 mod search;
 mod transaction;
@@ -58,6 +61,9 @@ pub use data::DATA_EXTENT_BYTES_MAX;
 pub use drop_tree::Dropped;
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
+pub use quota::admin::{Qgroup, QgroupLimits, Quotas};
+pub use quota::groups::QgroupUsage;
+pub use quota::charge::QuotaHold;
 pub use log::{
     CommitReason, InodeChanges, InodeLog, LogClaim, LogCounters, LogEntry, LogTicket, LoggedName,
     SubvolumeLog,

@@ -25,13 +25,15 @@
 //!    changes them only while these are as it has read them ([`References::seen`]).
 //!
 //! Left to others: the extent items (`references::apply`, `item`, `keyed`), the references that a
-//! crash brings back (`dropped`), the space (`running`).
+//! crash brings back (`dropped`), the extents that quotas account for (`touched`), the space
+//! (`running`).
 
 pub(crate) mod apply;
 pub(crate) mod children;
 pub(crate) mod dropped;
 pub(crate) mod item;
 pub(crate) mod keyed;
+pub(crate) mod touched;
 
 use crate::error::TreeError;
 use butternut_format::extent::DataRef;
@@ -43,6 +45,7 @@ use dropped::{Dropped, UncommittedDrops};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
+use touched::Touched;
 
 /// A back reference of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +159,7 @@ pub(crate) struct References {
     sequence: u64,
     /// The references of data that a crash would bring back.
     drops: UncommittedDrops,
+    touched: Touched,
 }
 
 /// The delayed references of an extent at one moment (law 4).
@@ -198,6 +202,11 @@ impl References {
     /// Returns the references whose drops are not durable.
     pub(crate) fn drops(&mut self) -> &mut UncommittedDrops {
         &mut self.drops
+    }
+
+    /// Returns the extents whose references the transaction has changed.
+    pub(crate) fn touched(&mut self) -> &mut Touched {
+        &mut self.touched
     }
 
     pub(crate) fn get(&self, logical: Logical) -> Option<&Head> {
@@ -246,6 +255,7 @@ impl References {
         let Entry::Vacant(place) = self.heads.entry(at) else { return false };
         let head = place.insert(Head::new(bytes, content, true));
         head.deltas.push((first, 1));
+        self.touched.add(at, first);
         true
     }
 
@@ -268,6 +278,11 @@ impl References {
         }
         if delta < 0 && content == Content::Data && !is_freed {
             self.drops.add(at, reference);
+        }
+        if is_freed {
+            self.touched.forget(at);
+        } else {
+            self.touched.add(at, reference);
         }
         is_freed
     }

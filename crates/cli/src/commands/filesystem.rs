@@ -2,7 +2,7 @@
 
 pub(crate) mod df;
 pub(crate) mod du;
-mod groups;
+pub(super) mod groups;
 pub(crate) mod label;
 pub(crate) mod resize;
 pub(crate) mod show;

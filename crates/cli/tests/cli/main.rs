@@ -35,6 +35,7 @@ mod mount_end_hung;
 mod mount_start;
 mod node_ids;
 mod other_users_mount;
+mod quotas;
 mod receive;
 mod recursive_snapshots;
 mod rescued_reads;

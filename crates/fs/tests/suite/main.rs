@@ -34,6 +34,7 @@ mod kernel_history;
 #[path = "../kernel_image/mod.rs"]
 mod kernel_image;
 mod kernel_many_snapshots;
+mod kernel_quota;
 mod kernel_references;
 mod kernel_send;
 mod kernel_subvolumes;

@@ -226,6 +226,8 @@ ranks! {
     GlobalReserve
     /// The changes of references that the commit writes.
     DelayedReferences
+    /// The usage of quota groups.
+    Quota
     /// The checksums that the commit writes.
     PendingChecksums
     /// The changes of free space that the commit writes.

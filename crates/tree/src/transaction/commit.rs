@@ -3,7 +3,8 @@
 //! ```text
 //! 1 freeze      close the gate; wait until no handle is open
 //! 2 settle      make the changes of a caller that belong into this commit (`at_commit`); write
-//!               device statistics, remove empty chunks, write checksums; then write new
+//!               device statistics, remove empty chunks, write checksums; write delayed
+//!               references, and the usage of quota groups that follows from them; then write new
 //!               chunks, delayed references, block groups, free space and root items into their
 //!               trees, in rounds until none of these changes another
 //! 3 freeze      seal every dirty block; they become frozen blocks; compose the superblock
@@ -200,6 +201,7 @@ impl Commit<'_> {
         let device_stats = self.write_device_stats()?;
         self.remove_empty_chunks()?;
         self.write_checksums()?;
+        self.settle_quotas()?;
         for _ in 0..ROUNDS_MAX {
             let mut has_changed = self.write_chunks()?;
             self.apply_references()?;
@@ -279,6 +281,8 @@ impl Commit<'_> {
             state.frozen = Some(Arc::new(dirty));
             state.is_changed = false;
             state.committed_root = state.root;
+            state.committed_used =
+                state.record.as_ref().map_or(0, |record| record.raw.bytes_used.get());
             state.changes.clear();
         }
         self.end_log(log);

@@ -21,6 +21,7 @@ use crate::committed::{CommittedTrees, root_item};
 use crate::cow::{RootRecord, Stop, TransactionTree};
 use crate::error::TreeError;
 use crate::pending_checksums::PendingChecksums;
+use crate::quota::state::Quota;
 use crate::references::item::{ExtentItem, read_extent};
 use crate::references::{self, Content, PendingRefs, Ref, References, SeenRefs};
 use crate::transaction::discards::Discards;
@@ -45,15 +46,16 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The trees that every commit may change.
-const COMMIT_TREES: [TreeId; 6] = [
+const COMMIT_TREES: [TreeId; 7] = [
     TreeId::EXTENT,
     TreeId::CHECKSUM,
     TreeId::FREE_SPACE,
     TreeId::BLOCK_GROUP,
     TreeId::DEVICE,
+    TreeId::QUOTA,
     TreeId::ROOT,
 ];
 
@@ -91,6 +93,9 @@ const HEAD_BYTES: u64 = 160;
 /// The approximate memory of one dropped reference, in bytes.
 const DROP_BYTES: u64 = 80;
 
+/// The approximate memory of the address of one touched extent, in bytes.
+const TOUCHED_BYTES: u64 = 16;
+
 /// The reference count and the flags of a tree block, in the running transaction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockRefs {
@@ -115,6 +120,10 @@ pub(crate) struct Running {
     clock: fn() -> Time,
     trees: RwLock<HashMap<TreeId, Arc<TransactionTree>>, rank::Trees>,
     references: Mutex<References, rank::DelayedReferences>,
+    /// `None` if quotas are off.
+    quota: Mutex<Option<Quota>, rank::Quota>,
+    /// Whether quotas are on, for callers that have nothing to do if not.
+    has_quotas: AtomicBool,
     pending_checksums: Mutex<PendingChecksums, rank::PendingChecksums>,
     /// The number of dirty blocks of the running transaction.
     dirty_blocks: AtomicU64,
@@ -175,6 +184,8 @@ impl Running {
             clock,
             trees: RwLock::default(),
             references: Mutex::default(),
+            quota: Mutex::default(),
+            has_quotas: AtomicBool::new(false),
             pending_checksums: Mutex::new(PendingChecksums::new(params.csum.bytes())),
             dirty_blocks: AtomicU64::new(0),
             reserve_base: AtomicU64::new(0),
@@ -193,6 +204,7 @@ impl Running {
         };
         block_groups::load(trees, &running.params, &running.space)?;
         device_extents::load_devices(trees, &running.space)?;
+        running.load_quota(trees)?;
         Ok(running)
     }
 
@@ -284,6 +296,45 @@ impl Running {
         }
     }
 
+    /// Reads the quotas. From here on the transaction records what they account for.
+    fn load_quota(&self, trees: &CommittedTrees) -> Result<(), TreeError> {
+        let Some(tree) = trees.tree(TreeId::QUOTA)? else { return Ok(()) };
+        let quota = Quota::read(&tree, trees.volume().super_block().generation())?;
+        self.set_quota(quota);
+        Ok(())
+    }
+
+    /// Sets the quotas of a volume on which they were just enabled, or disabled.
+    pub(crate) fn set_quota(&self, quota: Option<Quota>) {
+        let is_on = quota.is_some();
+        self.references().touched().set_enabled(is_on);
+        let old = std::mem::replace(&mut *self.quota(), quota);
+        drop(old);
+        self.has_quotas.store(is_on, Ordering::Release);
+    }
+
+    /// Whether quotas are on.
+    pub(crate) fn has_quotas(&self) -> bool {
+        self.has_quotas.load(Ordering::Acquire)
+    }
+
+    /// Returns the quotas; `None` if they are off, and while a commit accounts for them.
+    pub(crate) fn quota(&self) -> MutexGuard<'_, Option<Quota>> {
+        self.quota.lock_or_else(|_| self.fail_after_panic())
+    }
+
+    /// Replaces the quotas by their changed copy. Keeps the charges, which other threads may have
+    /// changed meanwhile; if `is_accounted`, without those that are part of the usage now.
+    pub(crate) fn replace_quota(&self, changed: Quota, is_accounted: bool) {
+        let mut quota = self.quota();
+        let charges = quota.take().map(|old| old.charges).unwrap_or_default();
+        let mut new = Quota { charges, ..changed };
+        if is_accounted {
+            new.charges.account();
+        }
+        *quota = Some(new);
+    }
+
     pub(crate) fn pending_checksums(&self) -> MutexGuard<'_, PendingChecksums> {
         self.pending_checksums.lock_or_else(|_| self.fail_after_panic())
     }
@@ -319,6 +370,7 @@ impl Running {
     pub(crate) fn check_locks(&self) {
         let is_poisoned = self.references.is_poisoned()
             || self.pending_checksums.is_poisoned()
+            || self.quota.is_poisoned()
             || self.free_changes.is_poisoned()
             || self.chunks.is_poisoned()
             || self.super_block.is_poisoned()
@@ -461,6 +513,12 @@ impl Running {
         if !is_new {
             self.refuse_address(at);
         }
+        if let Ref::Data(data) = reference
+            && self.has_quotas()
+            && let Some(quota) = self.quota().as_mut()
+        {
+            quota.charges.add(data.tree, bytes);
+        }
     }
 
     /// Accounts for an extent item that was inserted.
@@ -484,12 +542,14 @@ impl Running {
     /// Returns the memory of the running transaction in bytes: dirty blocks, delayed references and
     /// pending checksums.
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        let (heads, drops) = {
+        let (heads, drops, touched) = {
             let mut references = self.references();
-            (length(references.len()), length(references.drops().len()))
+            let (drops, touched) = (references.drops().len(), references.touched().len());
+            (length(references.len()), length(drops), length(touched))
         };
         let references = heads.saturating_mul(HEAD_BYTES);
         let references = references.saturating_add(drops.saturating_mul(DROP_BYTES));
+        let references = references.saturating_add(touched.saturating_mul(TOUCHED_BYTES));
         let blocks = self.dirty_blocks.load(Ordering::Relaxed);
         let blocks = blocks.saturating_mul(self.params.node_bytes.into());
         blocks.saturating_add(references).saturating_add(self.pending_checksums().bytes())
@@ -563,6 +623,9 @@ impl Running {
     pub(crate) fn forget_tree(&self, id: TreeId) {
         let forgotten = self.trees.write().remove(&id);
         drop(forgotten);
+        if let Some(quota) = self.quota().as_mut() {
+            quota.note_dropped(id);
+        }
     }
 
     /// Reads an item of the running extent tree. Fails with [`Stop::Missing`] if a block on the

@@ -12,7 +12,7 @@ use crate::error::TreeError;
 use crate::search::check_forward;
 use crate::tree::Tree;
 use butternut_format::key::Key;
-use butternut_format::refused::Refused;
+use butternut_format::refused::{Refused, require};
 use butternut_format::units::{Generation, TreeId};
 use std::cell::Cell;
 use std::ops::Range;
@@ -99,6 +99,18 @@ impl<'a> TreeEdit<'a> {
         });
         self.transaction_tree.state_mut().is_changed = was_changed;
         root
+    }
+
+    /// Frees the root of a tree without items. The tree must not be used any more.
+    pub(crate) fn free_root(&self) -> Result<(), TreeError> {
+        self.edit(|writer| {
+            let root = writer.cow_root()?;
+            let is_empty = writer.dirty(root)?.is_empty();
+            require(is_empty, "tree", "items", "none")
+                .map_err(|source| TreeError::Corrupt { tree: self.id(), source })?;
+            writer.free_block(root);
+            Ok(())
+        })
     }
 
     /// Passes the data of an item to `edit`, which changes it in place. Returns whether there is

@@ -2,14 +2,12 @@
 
 use crate::committed::CommittedTrees;
 use crate::error::TreeError;
+use crate::quota::items::read_status;
 use butternut_format::feature;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::quota::QgroupStatus;
+use butternut_format::quota::{STATUS_ON, STATUS_SIMPLE_MODE};
 use butternut_format::refused::{Refused, require};
 use butternut_format::units::TreeId;
-
-/// The flag of enabled quotas (`BTRFS_QGROUP_STATUS_FLAG_ON`).
-const QUOTA_ON: u64 = 1 << 0;
 
 /// Refuses a volume that writing would make inconsistent.
 pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), TreeError> {
@@ -41,7 +39,7 @@ pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), Tre
     require(trees.volume().is_writable(), "devices", "read-only, stale or missing", want)
         .map_err(TreeError::Unwritable)?;
     no_parity(trees)?;
-    no_quotas(trees)?;
+    writable_quotas(trees)?;
     no_relocation(trees)
 }
 
@@ -53,13 +51,14 @@ fn no_parity(trees: &CommittedTrees) -> Result<(), TreeError> {
     require(parity.is_none(), "profile", have, "one without parity").map_err(TreeError::Unwritable)
 }
 
-fn no_quotas(trees: &CommittedTrees) -> Result<(), TreeError> {
+/// Refuses simple quotas, which are not accounted for here.
+fn writable_quotas(trees: &CommittedTrees) -> Result<(), TreeError> {
     let Some(tree) = trees.tree(TreeId::QUOTA)? else { return Ok(()) };
-    let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
-    let Some(item) = tree.find(&key)? else { return Ok(()) };
-    let corrupt = |source: Refused| TreeError::Corrupt { tree: TreeId::QUOTA, source };
-    let status = QgroupStatus::check(key, item.data()).map_err(corrupt)?;
-    require(status.flags & QUOTA_ON == 0, "quotas", "quota groups", "none: disable them first")
+    let Some(status) = read_status(&tree)?.filter(|status| status.flags & STATUS_ON != 0) else {
+        return Ok(());
+    };
+    let is_simple = status.flags & STATUS_SIMPLE_MODE != 0;
+    require(!is_simple, "quotas", "simple quotas", "none: disable them first")
         .map_err(TreeError::Unwritable)
 }
 

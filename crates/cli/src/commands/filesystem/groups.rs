@@ -45,7 +45,7 @@ pub(super) fn sorted(groups: &[GroupUsage], kinds: [u64; 4]) -> Vec<GroupUsage> 
     groups
 }
 
-pub(super) fn units(args: &UnitArgs) -> Units {
+pub(crate) fn units(args: &UnitArgs) -> Units {
     match args {
         UnitArgs { raw: true, .. } => Units::Bytes,
         UnitArgs { si: true, .. } => Units::Decimal,

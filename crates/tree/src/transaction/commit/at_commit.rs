@@ -119,6 +119,14 @@ impl<'a> AtCommit<'a> {
         Self { commit, is_changed: Cell::new(false) }
     }
 
+    pub(crate) fn commit(&self) -> &Commit<'a> {
+        self.commit
+    }
+
+    pub(crate) fn mark_changed(&self) {
+        self.is_changed.set(true);
+    }
+
     /// Returns the generation of the transaction that is being committed.
     pub fn generation(&self) -> Generation {
         self.commit.generation
@@ -201,6 +209,9 @@ impl<'a> AtCommit<'a> {
         let made = self.add_tree(id, key, &record.raw, &|writer| writer.copy_root_of(&root));
         made.map_err(|error| self.abort(error))?;
         let snapshot = running.tree(id)?.ok_or(TreeError::NoTree { tree: id })?;
+        if let Some(quota) = running.quota().as_mut() {
+            quota.inherit_limits(source, id);
+        }
         // The snapshot finds them in memory, as its source does, until they are written.
         let sealed = tree.state().sealed.clone();
         snapshot.state_mut().sealed = sealed;
@@ -287,6 +298,11 @@ impl<'a> AtCommit<'a> {
             state.committed_root = state.root;
         }
         if running.add_tree(tree) {
+            if id.is_subvolume()
+                && let Some(quota) = running.quota().as_mut()
+            {
+                quota.add_subvolume(id);
+            }
             return Ok(());
         }
         Err(self.abort(TreeError::Exists { tree: TreeId::ROOT, key }))

@@ -1,0 +1,106 @@
+//! Quotas: which bytes on disk each subvolume, and each group of subvolumes, uses.
+//!
+//! Each change is made inside a commit, so it is durable when the call returns, and the usage that
+//! the commit writes is exact. The accounting is in `tree`.
+
+use crate::{Filesystem, Result};
+use butternut_format::quota::QgroupId;
+use butternut_tree::{AtCommit, QgroupLimits, Quotas, ReservationLevel, TreeError};
+use std::sync::Arc;
+
+impl Filesystem {
+    /// Returns the quotas as of the last commit; `None` if they are disabled.
+    ///
+    /// # Errors
+    /// The quota tree cannot be read.
+    pub fn quotas(&self) -> Result<Option<Quotas>> {
+        Ok(self.forest().quotas()?)
+    }
+
+    /// Returns why the usage of the groups became inconsistent since the volume was opened for
+    /// writing; `None` if it did not. [`Filesystem::rescan_quotas`] makes it exact again.
+    pub fn quota_error(&self) -> Option<Arc<TreeError>> {
+        self.forest().quota_error()
+    }
+
+    /// Enables quotas, with a group for each subvolume. Returns `false` if they were enabled
+    /// already. Reads all references of the volume, and no data.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); there is no space; a tree cannot be read.
+    pub fn enable_quotas(&self) -> Result<bool> {
+        self.change_quotas(|at_commit| at_commit.enable_quotas())
+    }
+
+    /// Disables quotas, and removes all groups. Returns `false` if they were disabled already.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); the quota tree cannot be read.
+    pub fn disable_quotas(&self) -> Result<bool> {
+        self.change_quotas(|at_commit| at_commit.disable_quotas())
+    }
+
+    /// Computes the usage of all groups again, from all references of the volume. Other changes
+    /// wait meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled.
+    pub fn rescan_quotas(&self) -> Result<()> {
+        self.change_quotas(|at_commit| at_commit.rescan_quotas())
+    }
+
+    /// Adds a quota group above level 0.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, there is such a group, or
+    /// its level is 0.
+    pub fn create_qgroup(&self, id: QgroupId) -> Result<()> {
+        self.change_quotas(|at_commit| at_commit.create_qgroup(id))
+    }
+
+    /// Removes a quota group that includes no other one, and no subvolume.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, or the group does not
+    /// exist or includes something.
+    pub fn remove_qgroup(&self, id: QgroupId) -> Result<()> {
+        self.change_quotas(|at_commit| at_commit.remove_qgroup(id))
+    }
+
+    /// Makes the group `parent` include the group `child`, and computes all usage again.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, a group does not exist,
+    /// the level of the parent is not above the child's, or it includes it already.
+    pub fn assign_qgroup(&self, child: QgroupId, parent: QgroupId) -> Result<()> {
+        self.change_quotas(|at_commit| at_commit.assign_qgroup(child, parent))
+    }
+
+    /// Ends that the group `parent` includes the group `child`, and computes all usage again.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, or the parent does not
+    /// include the child.
+    pub fn unassign_qgroup(&self, child: QgroupId, parent: QgroupId) -> Result<()> {
+        self.change_quotas(|at_commit| at_commit.unassign_qgroup(child, parent))
+    }
+
+    /// Sets the limits of a quota group. Writes that would exceed a limit fail with EDQUOT before
+    /// they change anything; deletions succeed.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, or there is no such group.
+    pub fn limit_qgroup(&self, id: QgroupId, limits: QgroupLimits) -> Result<()> {
+        self.change_quotas(|at_commit| at_commit.limit_qgroup(id, limits))
+    }
+
+    fn change_quotas<R>(
+        &self,
+        change: impl FnOnce(&AtCommit<'_>) -> Result<R, TreeError>,
+    ) -> Result<R> {
+        let writing = self.begin()?;
+        let changed = self.forest().commit_with(ReservationLevel::Normal, change)?;
+        drop(writing);
+        Ok(changed)
+    }
+}

@@ -1,0 +1,419 @@
+//! Quota groups: after changes by Butternut, `btrfs check --qgroup-report` and a rescan by the
+//! kernel count what the commits have written, to the byte.
+//!
+//! Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` these tests print that they are left
+//! out.
+
+use crate::kernel_image::{KernelImage, kernel_is_here, run};
+use butternut::{
+    DevicePath, FileId, Filesystem, Follow, MountOptions, NewInode, SnapshotAccess, TOP_LEVEL,
+};
+use std::cell::Cell;
+use std::fmt::Write;
+
+fn open(image: &KernelImage) -> Filesystem {
+    let options = MountOptions::default().read_only(false).commit_seconds(0);
+    let devices: Vec<DevicePath> = image.devices.iter().map(DevicePath::from).collect();
+    Filesystem::open(&devices, &options).unwrap()
+}
+
+/// Returns the groups as the kernel shows them.
+fn shown(path: &str) -> String {
+    run("btrfs", &["qgroup", "show", "--raw", "-pc", path])
+}
+
+/// Compares the numbers on disk with those of `btrfs check`, and of the kernel's rescan.
+fn judge(image: &KernelImage, when: &str) {
+    let path = image.devices[0].to_string_lossy().into_owned();
+    run("btrfs", &["check", "--check-data-csum", &path]);
+    let report = run("btrfs", &["check", "--qgroup-report", &path]);
+    let mut numbers: Vec<Vec<&str>> = Vec::new();
+    let mut different = String::new();
+    for line in report.lines() {
+        if let Some(counted) = line.strip_prefix("our:") {
+            numbers.push(counted.split_whitespace().collect());
+        } else if let Some(stored) = line.strip_prefix("disk:") {
+            let stored: Vec<&str> = stored.split_whitespace().collect();
+            let counted = numbers.last().unwrap();
+            if *counted != stored {
+                writeln!(different, "{counted:?}, on disk {stored:?}").unwrap();
+            }
+        }
+    }
+    assert!(different.is_empty() && !numbers.is_empty(), "{when}: {different}\n{report}");
+    let status = run("btrfs", &["inspect-internal", "dump-tree", "-t", "quota", &path]);
+    assert!(status.contains("flags ON scan"), "{when}: {status}");
+    let mount = image.mount("rw");
+    let root = mount.path().to_string_lossy().into_owned();
+    // The kernel goes on with deletions, from the numbers that it has found.
+    run("btrfs", &["subvolume", "sync", &root]);
+    let before = shown(&root);
+    run("btrfs", &["quota", "rescan", "-w", &root]);
+    assert_eq!(before, shown(&root), "{when}: before a rescan, and after it");
+}
+
+fn subvolume(filesystem: &Filesystem, path: &str) -> u64 {
+    let id = filesystem.resolve(path.as_bytes(), Follow::Last).unwrap();
+    assert!(id.is_subvolume_root(), "{path}");
+    id.subvolume
+}
+
+fn new() -> NewInode {
+    NewInode { permissions: 0o644, umask: 0, uid: 1000, gid: 100 }
+}
+
+fn write(filesystem: &Filesystem, path: &str, at: u64, bytes: &[u8]) {
+    let file = filesystem.open_path(path.as_bytes());
+    let file = file.unwrap_or_else(|_| filesystem.create_path(path.as_bytes(), &new()).unwrap());
+    file.write_at(at, bytes).unwrap();
+}
+
+/// Quotas on a volume with shared and unshared leaves and extents.
+const ENABLED: &str = "
+btrfs -q subvolume create one; btrfs -q subvolume create two
+head -c 3000000 /dev/urandom > one/noise; cp --reflink=always one/noise two/clone
+for i in $(seq 1500); do echo $i > one/small$i; done
+for i in $(seq 200); do head -c $((i * 300)) /dev/urandom > one/file$i; done
+sync; btrfs -q subvolume snapshot one snap; btrfs -q subvolume snapshot -r one ro
+dd if=/dev/urandom of=snap/noise bs=4096 count=5 seek=100 conv=notrunc status=none
+btrfs quota enable .; btrfs qgroup create 1/100 .; btrfs qgroup create 2/200 .
+btrfs -q qgroup assign --no-rescan $(btrfs inspect-internal rootid one) 1/100 . 2>/dev/null || true
+btrfs -q qgroup assign --no-rescan $(btrfs inspect-internal rootid ro) 1/100 . 2>/dev/null || true
+btrfs -q qgroup assign --no-rescan 1/100 2/200 . 2>/dev/null || true
+btrfs quota rescan -w . >/dev/null
+";
+
+#[test]
+fn every_write_path_is_accounted_for() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &[], "", ENABLED);
+    judge(&image, "made by the kernel");
+    let filesystem = open(&image);
+    let root = filesystem.root();
+    write(&filesystem, "one/new", 0, &vec![7; 500_000]);
+    write(&filesystem, "one/noise", 8192, &vec![8; 10_000]);
+    write(&filesystem, "snap/small7", 0, &vec![9; 9000]);
+    filesystem.close().unwrap();
+    judge(&image, "writes");
+
+    let filesystem = open(&image);
+    let dir = |path: &str| filesystem.resolve(path.as_bytes(), Follow::Last).unwrap();
+    for number in 1..1000 {
+        filesystem.unlink(dir("one"), format!("small{number}").as_bytes()).unwrap();
+    }
+    filesystem.unlink(dir("two"), b"clone").unwrap();
+    filesystem.open_path(b"snap/noise").unwrap().truncate(1_000_000).unwrap();
+    filesystem.sync().unwrap();
+    let clone = filesystem.create_path(b"two/again", &new()).unwrap();
+    let source = filesystem.open_path(b"snap/file150").unwrap();
+    clone.clone_range(0, &source, 0, 40960).unwrap();
+    drop((clone, source));
+    filesystem.close().unwrap();
+    judge(&image, "deletions and clones");
+
+    let filesystem = open(&image);
+    let one = subvolume(&filesystem, "one");
+    filesystem.snapshot(one, root, b"ours", SnapshotAccess::ReadWrite).unwrap();
+    filesystem.create_subvolume(root, b"empty", &new()).unwrap();
+    write(&filesystem, "ours/file9", 0, &vec![3; 30_000]);
+    write(&filesystem, "one/file10", 0, &vec![3; 30_000]);
+    filesystem.snapshot(TOP_LEVEL, root, b"all", SnapshotAccess::ReadOnly).unwrap();
+    let inside = FileId::root_of(one);
+    filesystem.snapshot(one, inside, b"inside", SnapshotAccess::ReadWrite).unwrap();
+    filesystem.close().unwrap();
+    judge(&image, "snapshots");
+
+    let filesystem = open(&image);
+    for name in ["snap", "ours", "empty"] {
+        filesystem.delete_subvolume(root, name.as_bytes()).unwrap();
+    }
+    let left = Cell::new(3_u32);
+    filesystem.clean_subvolumes_while(&|| left.replace(left.get().saturating_sub(1)) > 0).unwrap();
+    filesystem.sync().unwrap();
+    filesystem.clean_subvolumes().unwrap();
+    filesystem.close().unwrap();
+    judge(&image, "deleted subvolumes");
+}
+
+/// Pseudorandom numbers with a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, count: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        (self.0 >> 33) % count
+    }
+
+    fn of<'a>(&mut self, names: &'a [String]) -> &'a str {
+        &names[usize::try_from(self.below(names.len() as u64)).unwrap()]
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        let count = match self.below(3) {
+            0 => self.below(1000),
+            1 => self.below(30_000),
+            _ => self.below(200_000),
+        };
+        let first = self.below(250);
+        (0..count).map(|at| u8::try_from((at / 7 * first) % 251).unwrap()).collect()
+    }
+}
+
+/// A volume that is changed at random: its subvolumes, "." for the top level.
+struct History {
+    dice: Dice,
+    subvolumes: Vec<String>,
+    count: u64,
+}
+
+impl History {
+    fn file(&mut self) -> String {
+        let number = self.dice.below(12);
+        format!("{}/file{number}", self.dice.of(&self.subvolumes))
+    }
+
+    /// Makes one change. One that the state of the volume forbids is left out.
+    fn step(&mut self, filesystem: &Filesystem) {
+        let (one, other) = (self.file(), self.file());
+        let at = self.dice.below(40) * 4096;
+        let opened = |path: &str| {
+            let file = filesystem.open_path(path.as_bytes());
+            file.unwrap_or_else(|_| filesystem.create_path(path.as_bytes(), &new()).unwrap())
+        };
+        match self.dice.below(24) {
+            0..=7 => {
+                opened(&one).write_at(at, &self.dice.bytes()).unwrap();
+            }
+            8 | 9 => opened(&one).truncate(at).unwrap(),
+            10..=12 => {
+                let (dir, name) = one.rsplit_once('/').unwrap();
+                let dir = filesystem.resolve(dir.as_bytes(), Follow::Last).unwrap();
+                drop(filesystem.unlink(dir, name.as_bytes()));
+            }
+            13..=15 if one != other => {
+                let (target, source) = (opened(&one), opened(&other));
+                let bytes = source.len() / 4096 * 4096;
+                if bytes > 0 {
+                    target.clone_range(at, &source, 0, bytes).unwrap();
+                }
+            }
+            16 => {
+                // Many items, so that trees grow and shrink.
+                let subvolume = self.dice.of(&self.subvolumes).to_owned();
+                let first = self.dice.below(300);
+                for number in first..first + 60 {
+                    let path = format!("{subvolume}/many{number}");
+                    write(filesystem, &path, 0, &self.dice.bytes());
+                }
+            }
+            17 => {
+                let path = self.dice.of(&self.subvolumes).to_owned();
+                let dir = filesystem.resolve(path.as_bytes(), Follow::Last).unwrap();
+                for number in 0..300 {
+                    drop(filesystem.unlink(dir, format!("many{number}").as_bytes()));
+                }
+            }
+            18 | 19 if self.subvolumes.len() < 8 => {
+                self.count += 1;
+                let name = format!("sub{}", self.count);
+                let source = self.dice.of(&self.subvolumes).to_owned();
+                let source = filesystem.resolve(source.as_bytes(), Follow::Last).unwrap().subvolume;
+                let root = filesystem.root();
+                let access = SnapshotAccess::ReadWrite;
+                if self.dice.below(4) == 0 {
+                    filesystem.create_subvolume(root, name.as_bytes(), &new()).unwrap();
+                } else {
+                    filesystem.snapshot(source, root, name.as_bytes(), access).unwrap();
+                }
+                self.subvolumes.push(name);
+            }
+            20 if self.subvolumes.len() > 2 => {
+                let at = 1 + self.dice.below(self.subvolumes.len() as u64 - 1);
+                let name = self.subvolumes.remove(usize::try_from(at).unwrap());
+                filesystem.delete_subvolume(filesystem.root(), name.as_bytes()).unwrap();
+            }
+            21 => {
+                let left = Cell::new(self.dice.below(4));
+                let goes_on = || left.replace(left.get().saturating_sub(1_u64)) > 0;
+                filesystem.clean_subvolumes_while(&goes_on).unwrap();
+            }
+            _ => filesystem.sync().unwrap(),
+        }
+    }
+}
+
+#[test]
+fn random_histories_are_accounted_for() {
+    if !kernel_is_here() {
+        return;
+    }
+    let is_long = std::env::var_os("BUTTERNUT_LONG").is_some();
+    let seeds = if is_long { 1..40 } else { 1..2_u64 };
+    for seed in seeds {
+        let node_size = if seed % 2 == 0 { "16384" } else { "4096" };
+        let script = "btrfs -q subvolume create sub0; echo 1 > sub0/file1
+            btrfs quota enable .; btrfs quota rescan -w . > /dev/null
+            btrfs qgroup create 1/1 .; btrfs -q qgroup assign --no-rescan 0/256 1/1 . || true
+            btrfs quota rescan -w . > /dev/null";
+        let image = KernelImage::make(1, &["--nodesize", node_size], "", script);
+        let subvolumes = vec![".".to_owned(), "sub0".to_owned()];
+        let mut history = History { dice: Dice(seed), subvolumes, count: 0 };
+        let rounds = if is_long { 6 } else { 2 };
+        for round in 0..rounds {
+            let filesystem = open(&image);
+            for _ in 0..100 {
+                history.step(&filesystem);
+            }
+            filesystem.close().unwrap();
+            judge(&image, &format!("seed {seed}, round {round}"));
+        }
+    }
+}
+
+const EDQUOT: i32 = 122;
+
+/// Subvolumes with limits: by themselves, and by a group that includes two.
+const LIMITED: &str = "
+btrfs -q subvolume create one; btrfs -q subvolume create two; btrfs -q subvolume create three
+btrfs quota enable .; btrfs quota rescan -w . > /dev/null
+btrfs qgroup limit 2M one; btrfs qgroup create 1/1 .
+for sub in two three; do
+    btrfs -q qgroup assign --no-rescan 0/$(btrfs inspect-internal rootid $sub) 1/1 . || true
+done
+btrfs quota rescan -w . > /dev/null
+btrfs qgroup limit -e 3M 1/1 .
+";
+
+/// Writes new files of `bytes` bytes until one is refused. Returns how many were written.
+fn fill(filesystem: &Filesystem, dir: &str, name: &str, bytes: usize) -> u64 {
+    for number in 0..100_000 {
+        let path = format!("{dir}/{name}{number}");
+        let file = match filesystem.create_path(path.as_bytes(), &new()) {
+            Ok(file) => file,
+            Err(error) => {
+                assert_eq!(error.errno(), EDQUOT, "{error}");
+                return number;
+            }
+        };
+        if let Err(error) = file.write_all_at(0, &vec![7; bytes]) {
+            assert_eq!(error.errno(), EDQUOT, "{error}");
+            return number;
+        }
+    }
+    panic!("no limit");
+}
+
+/// The usage and the limit of the group of a subvolume, or of another group.
+fn referenced(filesystem: &Filesystem, id: u64) -> (u64, u64) {
+    let quotas = filesystem.quotas().unwrap().unwrap();
+    let group = quotas.groups.iter().find(|group| group.id.0 == id).unwrap();
+    (group.usage.referenced, group.usage.exclusive)
+}
+
+#[test]
+fn a_write_over_a_limit_is_refused_before_it_changes_anything() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &[], "", LIMITED);
+    let filesystem = open(&image);
+    let one = subvolume(&filesystem, "one");
+    let dir = FileId::root_of(one);
+    let generation = filesystem.subvolume(one).unwrap().generation;
+    let written = fill(&filesystem, "one", "large", 100_000);
+    assert!((15..=20).contains(&written), "{written} files of 100,000 bytes");
+    // The top level has no limit, and the refusal has committed nothing.
+    write(&filesystem, "file", 0, &vec![1; 4 << 20]);
+    assert_eq!(filesystem.subvolume(one).unwrap().generation, generation);
+    filesystem.sync().unwrap();
+    let (used, _) = referenced(&filesystem, one);
+    assert!((1 << 20..=2 << 20).contains(&used), "{used}");
+    let file = filesystem.open_path(b"one/large1").unwrap();
+    let refused = file.write_all_at(1 << 20, &vec![1; 1 << 20]).unwrap_err();
+    assert_eq!(refused.errno(), EDQUOT);
+    let preallocate = butternut::Allocate::Extend;
+    let refused = file.allocate(1 << 20..2 << 20, preallocate).unwrap_err();
+    assert_eq!(refused.errno(), EDQUOT);
+    drop(file);
+    // Deletions succeed, and what they free can be used after a commit.
+    for number in 0..8 {
+        filesystem.unlink(dir, format!("large{number}").as_bytes()).unwrap();
+    }
+    filesystem.sync().unwrap();
+    let small = fill(&filesystem, "one", "small", 0);
+    assert!(small > 500, "{small} empty files");
+    filesystem.close().unwrap();
+    judge(&image, "at the limit of a subvolume");
+
+    let filesystem = open(&image);
+    assert!(referenced(&filesystem, one).0 <= 2 << 20);
+    let two = fill(&filesystem, "two", "a", 200_000);
+    let three = fill(&filesystem, "three", "a", 4096);
+    assert!((10..=15).contains(&two), "{two} files of 200,000 bytes");
+    filesystem.sync().unwrap();
+    let (_, exclusive) = referenced(&filesystem, 1 << 48 | 1);
+    assert!((2_500_000..=3 << 20).contains(&exclusive), "{exclusive}, {three}");
+    // A snapshot shares all of it: nothing is exclusive to the group any more.
+    let source = subvolume(&filesystem, "two");
+    let access = SnapshotAccess::ReadWrite;
+    filesystem.snapshot(source, filesystem.root(), b"outside", access).unwrap();
+    write(&filesystem, "three/more", 0, &vec![2; 1 << 20]);
+    filesystem.close().unwrap();
+    judge(&image, "at the limit of a group");
+}
+
+#[test]
+fn quotas_are_enabled_and_disabled_here() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "btrfs -q subvolume create one; head -c 300000 /dev/urandom > one/file
+        btrfs -q subvolume snapshot one two; echo 1 > two/other";
+    let image = KernelImage::make(1, &[], "", script);
+    let filesystem = open(&image);
+    assert!(filesystem.quotas().unwrap().is_none());
+    assert!(filesystem.rescan_quotas().is_err());
+    assert!(filesystem.enable_quotas().unwrap());
+    assert!(!filesystem.enable_quotas().unwrap());
+    let group = |level, number| butternut::format::quota::QgroupId::of(level, number).unwrap();
+    let (one, two) = (group(0, subvolume(&filesystem, "one")), group(1, 1));
+    filesystem.create_qgroup(two).unwrap();
+    assert!(filesystem.create_qgroup(two).is_err());
+    assert!(filesystem.assign_qgroup(two, one).is_err());
+    filesystem.assign_qgroup(one, two).unwrap();
+    assert!(filesystem.remove_qgroup(two).is_err() && filesystem.remove_qgroup(one).is_err());
+    write(&filesystem, "one/file", 4096, &[3; 9000]);
+    filesystem.close().unwrap();
+    judge(&image, "enabled");
+    {
+        // The kernel goes on from there.
+        let mount = image.mount("rw");
+        let script = format!(
+            "set -e; cd '{}'; btrfs -q subvolume snapshot one three; echo 1 > three/file\n\
+             btrfs qgroup show . | grep -q '^1/1 '; btrfs -q subvolume delete two",
+            mount.path().display()
+        );
+        run("bash", &["-c", &script]);
+    }
+    let filesystem = open(&image);
+    filesystem.rescan_quotas().unwrap();
+    filesystem.unassign_qgroup(one, two).unwrap();
+    filesystem.remove_qgroup(two).unwrap();
+    filesystem.close().unwrap();
+    judge(&image, "enabled, after a turn of the kernel");
+    let filesystem = open(&image);
+    assert!(filesystem.disable_quotas().unwrap());
+    assert!(!filesystem.disable_quotas().unwrap());
+    assert!(filesystem.quotas().unwrap().is_none());
+    filesystem.close().unwrap();
+    let path = image.devices[0].to_string_lossy().into_owned();
+    run("btrfs", &["check", &path]);
+    let trees = run("btrfs", &["inspect-internal", "dump-tree", "-t", "root", &path]);
+    assert!(!trees.contains("QUOTA_TREE"));
+    let filesystem = open(&image);
+    assert!(filesystem.enable_quotas().unwrap());
+    filesystem.close().unwrap();
+    judge(&image, "enabled again");
+}

@@ -1,0 +1,255 @@
+//! Administration of quotas: enabling, disabling, rescans, groups and their relations. All changes
+//! are made inside a commit, which computes all usage again where it may have changed.
+//!
+//! Laws:
+//!
+//! 1. What is refused is refused before the first change.
+//! 2. The usage of groups above level 0 follows from that of the extents, not from that of their
+//!    children, which may share extents. So a new relation makes the commit compute it again.
+//!
+//! Left to others: the accounting (`account`).
+
+use super::groups::QgroupUsage;
+use super::items::{self, corrupt};
+use super::state::Quota;
+use super::write;
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::transaction::TreeEdit;
+use crate::transaction::commit::at_commit::AtCommit;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::quota::{
+    LIMIT_EXCLUSIVE, LIMIT_REFERENCED, QgroupId, QgroupStatus, RawQgroupLimit, STATUS_ON,
+};
+use butternut_format::refused::{Refused, require};
+use butternut_format::root::RawRootItem;
+use butternut_format::units::TreeId;
+use std::sync::Arc;
+use zerocopy::FromZeros;
+use zerocopy::little_endian::U64;
+
+/// The quotas of a volume, as of the last commit.
+#[derive(Clone, Debug)]
+pub struct Quotas {
+    pub status: QgroupStatus,
+    /// All groups, by rising id.
+    pub groups: Vec<Qgroup>,
+}
+
+/// A quota group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Qgroup {
+    pub id: QgroupId,
+    pub usage: QgroupUsage,
+    pub limits: QgroupLimits,
+    /// The groups that include this one, by rising id.
+    pub parents: Vec<QgroupId>,
+}
+
+/// The limits of a quota group, in bytes; `None` is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QgroupLimits {
+    pub referenced: Option<u64>,
+    pub exclusive: Option<u64>,
+}
+
+impl Forest {
+    /// Reads the quotas; `None` if they are off.
+    ///
+    /// # Errors
+    /// The quota tree cannot be read.
+    pub fn quotas(self: &Arc<Self>) -> Result<Option<Quotas>, TreeError> {
+        let Some(tree) = self.tree(TreeId::QUOTA)? else { return Ok(None) };
+        let status = items::read_status(&tree)?.filter(|status| status.flags & STATUS_ON != 0);
+        let Some(status) = status else { return Ok(None) };
+        let groups = items::read_groups(&tree)?;
+        let groups = groups.iter().map(|(id, group)| Qgroup {
+            id,
+            usage: group.usage,
+            limits: limits(&group.limit),
+            parents: group.parents.iter().copied().collect(),
+        });
+        Ok(Some(Quotas { status, groups: groups.collect() }))
+    }
+
+    /// Returns why the usage of the groups became inconsistent since the volume was opened for
+    /// writing; `None` if it did not.
+    pub fn quota_error(&self) -> Option<Arc<TreeError>> {
+        let running = self.running().ok()?;
+        let quota = running.quota();
+        quota.as_ref().and_then(|quota| quota.cause.clone())
+    }
+}
+
+fn limits(raw: &RawQgroupLimit) -> QgroupLimits {
+    let limit = |flag, bytes: U64| (raw.flags.get() & flag != 0).then_some(bytes.get());
+    let referenced = limit(LIMIT_REFERENCED, raw.max_rfer);
+    QgroupLimits { referenced, exclusive: limit(LIMIT_EXCLUSIVE, raw.max_excl) }
+}
+
+impl AtCommit<'_> {
+    /// Enables quotas, with a group for each subvolume, whose usage the commit computes. Returns
+    /// `false`, and changes nothing, if they are enabled already.
+    ///
+    /// # Errors
+    /// There is no space, or a tree cannot be read.
+    pub fn enable_quotas(&self) -> Result<bool, TreeError> {
+        let running = self.commit().running;
+        if running.quota().is_some() {
+            return Ok(false);
+        }
+        self.remove_quota_tree()?;
+        let mut root = RawRootItem::new_zeroed();
+        root.refs.set(1);
+        self.create_tree(TreeId::QUOTA, &root)?;
+        let quota = Quota::enabled();
+        write::add_status(&self.tree(TreeId::QUOTA)?, quota.flags)?;
+        running.set_quota(Some(quota));
+        Ok(true)
+    }
+
+    /// Disables quotas, and removes all groups. Returns `false`, and changes nothing, if they are
+    /// disabled already.
+    ///
+    /// # Errors
+    /// The quota tree cannot be read.
+    pub fn disable_quotas(&self) -> Result<bool, TreeError> {
+        let running = self.commit().running;
+        if running.quota().is_none() {
+            return Ok(false);
+        }
+        self.remove_quota_tree()?;
+        running.set_quota(None);
+        Ok(true)
+    }
+
+    /// Makes the commit compute the usage of all groups again.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`] if quotas are off.
+    pub fn rescan_quotas(&self) -> Result<(), TreeError> {
+        self.with_quota(|quota, _| {
+            quota.needs_rescan = true;
+            Ok(())
+        })
+    }
+
+    /// Adds a group above level 0, which includes nothing.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`]: quotas are off, there is such a group, or its level is 0.
+    pub fn create_qgroup(&self, id: QgroupId) -> Result<(), TreeError> {
+        self.with_quota(|quota, _| {
+            require(id.level() > 0, "quota group", id, "one above level 0")
+                .map_err(TreeError::Invalid)?;
+            require(quota.groups.add(id), "quota group", id, "a new one")
+                .map_err(TreeError::Invalid)
+        })
+    }
+
+    /// Removes a group that includes no other, and no subvolume.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`]: quotas are off, or the group does not exist or includes something.
+    pub fn remove_qgroup(&self, id: QgroupId) -> Result<(), TreeError> {
+        let has_tree = id.level() == 0 && self.commit().root_of(TreeId(id.0))?.is_some();
+        self.with_quota(|quota, edit| {
+            let group = quota.groups.get(id);
+            require(group.is_some(), "quota group", id, "an existing one")
+                .map_err(TreeError::Invalid)?;
+            let includes = has_tree
+                || group.is_some_and(|group| group.usage != QgroupUsage::default())
+                || quota.groups.iter().any(|(_, child)| child.parents.contains(&id));
+            require(!includes, "quota group", id, "one that includes nothing")
+                .map_err(TreeError::Invalid)?;
+            let related = quota.groups.remove(id).unwrap_or_default();
+            write::remove_group(edit, id, &related)
+        })
+    }
+
+    /// Makes `parent` include `child` (law 2).
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`]: quotas are off, a group does not exist, the level of the parent is
+    /// not above the child's, or it includes it already.
+    pub fn assign_qgroup(&self, child: QgroupId, parent: QgroupId) -> Result<(), TreeError> {
+        self.with_quota(|quota, edit| {
+            let is_new = quota.groups.relate(child, parent).map_err(TreeError::Invalid)?;
+            require(is_new, "parent group", parent, "one that does not include the child")
+                .map_err(TreeError::Invalid)?;
+            quota.needs_rescan = true;
+            write::write_relation(edit, child, parent)
+        })
+    }
+
+    /// Ends that `parent` includes `child` (law 2).
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`]: quotas are off, or the parent does not include the child.
+    pub fn unassign_qgroup(&self, child: QgroupId, parent: QgroupId) -> Result<(), TreeError> {
+        self.with_quota(|quota, edit| {
+            let group = quota.groups.get_mut(child);
+            let is_removed = group.is_some_and(|group| group.parents.remove(&parent));
+            require(is_removed, "parent group", parent, "one that includes the child")
+                .map_err(TreeError::Invalid)?;
+            quota.needs_rescan = true;
+            write::remove_relation(edit, child, parent)
+        })
+    }
+
+    /// Sets the limits of a group. What is above them stays, and nothing can be added to it.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`]: quotas are off, or there is no such group.
+    pub fn limit_qgroup(&self, id: QgroupId, limits: QgroupLimits) -> Result<(), TreeError> {
+        self.with_quota(|quota, _| {
+            let group = quota.groups.get_mut(id);
+            let group = group.ok_or_else(|| {
+                TreeError::Invalid(Refused::new("quota group", id, "an existing one"))
+            })?;
+            let flag = |limit: Option<u64>, flag| limit.map_or(0, |_| flag);
+            let known = LIMIT_REFERENCED | LIMIT_EXCLUSIVE;
+            let set =
+                flag(limits.referenced, LIMIT_REFERENCED) | flag(limits.exclusive, LIMIT_EXCLUSIVE);
+            group.limit.flags.set(group.limit.flags.get() & !known | set);
+            group.limit.max_rfer.set(limits.referenced.unwrap_or(0));
+            group.limit.max_excl.set(limits.exclusive.unwrap_or(0));
+            group.is_stale = true;
+            quota.has_limits |= set != 0;
+            Ok(())
+        })
+    }
+
+    /// Calls `change` with the quotas and their tree.
+    fn with_quota(
+        &self,
+        change: impl FnOnce(&mut Quota, &TreeEdit<'_>) -> Result<(), TreeError>,
+    ) -> Result<(), TreeError> {
+        let running = self.commit().running;
+        let Some(mut quota) = running.quota().clone() else {
+            let refused = Refused::new("quotas", "disabled", "enabled");
+            return Err(TreeError::Invalid(refused));
+        };
+        let changed = self.tree(TreeId::QUOTA).and_then(|edit| change(&mut quota, &edit));
+        if changed.is_ok() {
+            running.replace_quota(quota, false);
+            self.mark_changed();
+        }
+        changed
+    }
+
+    /// Removes the quota tree, if there is one.
+    fn remove_quota_tree(&self) -> Result<(), TreeError> {
+        let running = self.commit().running;
+        let Some(tree) = running.tree(TreeId::QUOTA)? else { return Ok(()) };
+        let edit = self.tree(TreeId::QUOTA)?;
+        edit.remove_range(Key::MIN..Key::MAX, &mut |_, _| {})?;
+        edit.free_root()?;
+        let key = tree.state().record.as_ref().map(|record| record.key);
+        let key = key.unwrap_or_else(|| Key::new(TreeId::QUOTA.0, ItemType::ROOT_ITEM, 0));
+        let is_removed = self.tree(TreeId::ROOT)?.remove(&key)?;
+        require(is_removed, "root item", "none", "one of the quota tree").map_err(corrupt)?;
+        running.forget_tree(TreeId::QUOTA);
+        Ok(())
+    }
+}

@@ -1,0 +1,195 @@
+//! Limits of quota groups: what each subvolume may still allocate.
+//!
+//! ```text
+//! charge --> held --(an extent is added)--> added --(the commit)--> part of the usage
+//!              |
+//!              +--(the space is freed, the handle ends)--> nothing
+//! ```
+//!
+//! Laws:
+//!
+//! 1. Space is charged before it is allocated, to the subvolume that it is for. What a limit leaves
+//!    no room for is refused before anything changes.
+//! 2. A group with a limit counts its usage as of the last commit, the charges of the subvolumes
+//!    that it includes, and the blocks by which their trees have grown since.
+//! 3. A refusal is final: it commits nothing and adds no chunk. What a deletion frees can be
+//!    allocated after the next commit.
+//! 4. Deletions are never refused.
+//!
+//! Left to others: what calls charge (`charge`).
+
+use super::groups::group_of;
+use super::state::Quota;
+use crate::error::TreeError;
+use butternut_format::quota::{LIMIT_EXCLUSIVE, LIMIT_REFERENCED, QgroupId};
+use butternut_format::units::{SECTOR_BYTES, TreeId};
+use std::collections::{BTreeMap, HashMap};
+
+/// Bytes that are charged to one subvolume and not part of its usage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Charge {
+    held: u64,
+    /// Of extents that the running transaction has added.
+    added: u64,
+}
+
+/// The charges of all subvolumes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Charges {
+    trees: HashMap<TreeId, Charge>,
+}
+
+/// Bytes by which the trees of subvolumes have grown in the running transaction.
+pub(crate) type Growth = BTreeMap<TreeId, i64>;
+
+impl Charges {
+    fn hold(&mut self, tree: TreeId, bytes: u64) {
+        let charge = self.trees.entry(tree).or_default();
+        charge.held = charge.held.saturating_add(bytes);
+    }
+
+    /// Ends a charge.
+    pub(crate) fn release(&mut self, tree: TreeId, bytes: u64) {
+        if let Some(charge) = self.trees.get_mut(&tree) {
+            charge.held = charge.held.saturating_sub(bytes);
+        }
+    }
+
+    /// Notes that an extent of charged space was added.
+    pub(crate) fn add(&mut self, tree: TreeId, bytes: u64) {
+        if let Some(charge) = self.trees.get_mut(&tree) {
+            let added = bytes.min(charge.held);
+            charge.held = charge.held.saturating_sub(added);
+            charge.added = charge.added.saturating_add(added);
+        }
+    }
+
+    /// Forgets what the commit has made part of the usage.
+    pub(crate) fn account(&mut self) {
+        for charge in self.trees.values_mut() {
+            charge.added = 0;
+        }
+        self.trees.retain(|_, charge| *charge != Charge::default());
+    }
+}
+
+impl Quota {
+    /// Returns the bytes that a subvolume may still allocate, and the group whose limit says so;
+    /// `None` if there is no limit.
+    fn left(&self, tree: TreeId, growth: &Growth) -> Option<(u64, QgroupId)> {
+        let mut least: Option<(u64, QgroupId)> = None;
+        self.groups.including(group_of(tree), |id| {
+            let Some(group) = self.groups.get(id) else { return };
+            let flags = group.limit.flags.get();
+            if flags & (LIMIT_REFERENCED | LIMIT_EXCLUSIVE) == 0 {
+                return;
+            }
+            let more = self.pending_bytes(id, growth);
+            let limits = [
+                (LIMIT_REFERENCED, group.limit.max_rfer.get(), group.usage.referenced),
+                (LIMIT_EXCLUSIVE, group.limit.max_excl.get(), group.usage.exclusive),
+            ];
+            for (flag, limit, usage) in limits {
+                let used = i128::from(usage).saturating_add(more);
+                let left = i128::from(limit).saturating_sub(used).max(0);
+                let left = u64::try_from(left).unwrap_or(u64::MAX);
+                if flags & flag != 0 && least.is_none_or(|(least, _)| left < least) {
+                    least = Some((left, id));
+                }
+            }
+        });
+        least
+    }
+
+    /// Returns what a group will use more than at the last commit (law 2).
+    fn pending_bytes(&self, group: QgroupId, growth: &Growth) -> i128 {
+        let includes = |tree: TreeId| {
+            let mut is_included = false;
+            self.groups.including(group_of(tree), |id| is_included |= id == group);
+            is_included
+        };
+        let charged = self.charges.trees.iter().map(|(tree, charge)| {
+            (*tree, i128::from(charge.held).saturating_add(charge.added.into()))
+        });
+        let grown = growth.iter().map(|(tree, bytes)| (*tree, i128::from(*bytes)));
+        let included = charged.chain(grown).filter(|(tree, _)| includes(*tree));
+        included.fold(0, |sum: i128, (_, bytes)| sum.saturating_add(bytes))
+    }
+
+    /// Charges at most `most` bytes, and at least `least`. Returns how many.
+    pub(crate) fn charge(
+        &mut self,
+        tree: TreeId,
+        (least, most): (u64, u64),
+        growth: &Growth,
+    ) -> Result<u64, TreeError> {
+        let bytes = match self.left(tree, growth) {
+            None => most,
+            Some((left, group)) if left < least => {
+                return Err(TreeError::QuotaExceeded { group });
+            }
+            Some((left, _)) if left < most => (left - left % SECTOR_BYTES).max(least),
+            Some(_) => most,
+        };
+        self.charges.hold(tree, bytes);
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Growth;
+    use crate::error::TreeError;
+    use crate::quota::state::Quota;
+    use butternut_format::quota::{LIMIT_EXCLUSIVE, LIMIT_REFERENCED, QgroupId};
+    use butternut_format::units::TreeId;
+
+    const A: TreeId = TreeId(257);
+    const B: TreeId = TreeId(258);
+    const PARENT: QgroupId = QgroupId(1 << 48 | 1);
+
+    fn quota(limits: &[(QgroupId, u64, u64)]) -> Quota {
+        let mut quota = Quota::enabled();
+        for id in [QgroupId(A.0), QgroupId(B.0), PARENT] {
+            quota.groups.add(id);
+        }
+        for tree in [A, B] {
+            quota.groups.relate(QgroupId(tree.0), PARENT).expect("two groups");
+        }
+        for (id, flag, bytes) in limits {
+            let group = quota.groups.get_mut(*id).expect("a group");
+            group.limit.flags.set(group.limit.flags.get() | flag);
+            let place = if *flag == LIMIT_REFERENCED {
+                &mut group.limit.max_rfer
+            } else {
+                &mut group.limit.max_excl
+            };
+            place.set(*bytes);
+        }
+        quota
+    }
+
+    fn charge(quota: &mut Quota, tree: TreeId, least: u64, most: u64) -> Result<u64, QgroupId> {
+        quota.charge(tree, (least, most), &Growth::from([(B, 4096)])).map_err(|error| {
+            let TreeError::QuotaExceeded { group } = &error else { panic!("{error}") };
+            *group
+        })
+    }
+
+    #[test]
+    fn a_limit_counts_what_its_subvolumes_hold() {
+        let limits =
+            [(PARENT, LIMIT_REFERENCED, 10 << 12), (QgroupId(A.0), LIMIT_EXCLUSIVE, 4 << 12)];
+        let mut quota = quota(&limits);
+        assert_eq!(charge(&mut quota, A, 4096, 1 << 20), Ok(4 << 12), "as much as is left");
+        assert_eq!(charge(&mut quota, A, 4096, 4096), Err(QgroupId(A.0)));
+        assert_eq!(charge(&mut quota, B, 4096, 1 << 20), Ok(5 << 12), "one block of growth");
+        assert_eq!(charge(&mut quota, B, 4096, 4096), Err(PARENT));
+        quota.charges.add(A, 3 << 12);
+        assert_eq!(charge(&mut quota, A, 4096, 4096), Err(QgroupId(A.0)), "until the commit");
+        quota.charges.release(A, 4096);
+        assert_eq!(charge(&mut quota, A, 4096, 8192), Ok(4096));
+        quota.charges.account();
+        assert_eq!(charge(&mut quota, B, 4096, 1 << 20), Ok(3 << 12));
+    }
+}
