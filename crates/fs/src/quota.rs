@@ -8,6 +8,10 @@ use butternut_format::quota::QgroupId;
 use butternut_tree::{AtCommit, QgroupLimits, Quotas, ReservationLevel, TreeError};
 use std::sync::Arc;
 
+#[expect(
+    clippy::redundant_closure_for_method_calls,
+    reason = "a method of `AtCommit` is not general enough in its lifetime"
+)]
 impl Filesystem {
     /// Returns the quotas as of the last commit; `None` if they are disabled.
     ///

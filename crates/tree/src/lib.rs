@@ -61,13 +61,13 @@ pub use data::DATA_EXTENT_BYTES_MAX;
 pub use drop_tree::Dropped;
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
-pub use quota::admin::{Qgroup, QgroupLimits, Quotas};
-pub use quota::groups::QgroupUsage;
-pub use quota::charge::QuotaHold;
 pub use log::{
     CommitReason, InodeChanges, InodeLog, LogClaim, LogCounters, LogEntry, LogTicket, LoggedName,
     SubvolumeLog,
 };
+pub use quota::admin::{Qgroup, QgroupLimits, Quotas};
+pub use quota::charge::QuotaHold;
+pub use quota::groups::QgroupUsage;
 pub use transaction::commit::at_commit::AtCommit;
 pub use transaction::enospc::EnospcInjector;
 pub use transaction::read_epochs::ReadEpoch;

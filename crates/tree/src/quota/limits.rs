@@ -112,8 +112,8 @@ impl Quota {
             (*tree, i128::from(charge.held).saturating_add(charge.added.into()))
         });
         let grown = growth.iter().map(|(tree, bytes)| (*tree, i128::from(*bytes)));
-        let included = charged.chain(grown).filter(|(tree, _)| includes(*tree));
-        included.fold(0, |sum: i128, (_, bytes)| sum.saturating_add(bytes))
+        let pending = charged.chain(grown).filter(|(tree, _)| includes(*tree));
+        pending.fold(0, |sum: i128, (_, bytes)| sum.saturating_add(bytes))
     }
 
     /// Charges at most `most` bytes, and at least `least`. Returns how many.
@@ -124,12 +124,11 @@ impl Quota {
         growth: &Growth,
     ) -> Result<u64, TreeError> {
         let bytes = match self.left(tree, growth) {
-            None => most,
             Some((left, group)) if left < least => {
                 return Err(TreeError::QuotaExceeded { group });
             }
             Some((left, _)) if left < most => (left - left % SECTOR_BYTES).max(least),
-            Some(_) => most,
+            Some(_) | None => most,
         };
         self.charges.hold(tree, bytes);
         Ok(bytes)
