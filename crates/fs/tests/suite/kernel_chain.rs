@@ -3,8 +3,9 @@
 //! ones. Butternut and the kernel send and receive in every combination, also in turns on one
 //! receiving volume. What is received is compared with the source entry by entry, at each step.
 //!
-//! The streams of the kernel do not always restore the mtime of a directory, so after one of them
-//! these times are compared with those of another volume on which the kernel receives every stream.
+//! A stream of the kernel does not always restore the mtime of a directory that it changes: then
+//! the kernel, too, leaves the time of the receiving. So after such a stream these times are left
+//! out.
 //!
 //! `BUTTERNUT_LONG=1` takes chains of 20 increments instead of 5; `BUTTERNUT_SEED=N` takes one
 //! history. Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` these tests print that they
@@ -149,7 +150,6 @@ fn transfer(makers: impl Fn(usize) -> (Maker, Maker)) {
     let increments = if is_long { 20 } else { 5 };
     let source = history(seed.unwrap_or(1), increments);
     let receiver = KernelImage::make(1, &[], "noatime", "true");
-    let judge = KernelImage::make(1, &[], "noatime", "true");
     let mut is_exact = true;
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     for number in 0..=increments {
@@ -157,12 +157,8 @@ fn transfer(makers: impl Fn(usize) -> (Maker, Maker)) {
         let (sender, taker) = makers(number);
         send(sender, &source, number, &stream);
         receive(taker, &receiver, number, &stream);
-        receive(Maker::Kernel, &judge, number, &stream);
         is_exact &= sender == Maker::Butternut;
         compare(&source, &receiver, number, is_exact);
-        if !is_exact || taker == Maker::Butternut {
-            compare(&judge, &receiver, number, true);
-        }
     }
     let device = receiver.devices[0].to_str().unwrap();
     run("btrfs", &["check", "--check-data-csum", device]);
