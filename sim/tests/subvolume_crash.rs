@@ -112,8 +112,8 @@ impl Run {
             let rest = path.strip_prefix(&source[..]);
             rest.is_some_and(|rest| rest.is_empty() || (is_recursive && rest[0] == b'/'))
         };
-        let copied = self.contents.iter().filter(|(path, _)| is_copied(path));
-        let copies: Vec<_> = copied
+        let sources = self.contents.iter().filter(|(path, _)| is_copied(path));
+        let copies: Vec<_> = sources
             .map(|(path, files)| ([&name, &path[source.len()..]].concat(), files.clone()))
             .collect();
         self.contents.extend(copies);

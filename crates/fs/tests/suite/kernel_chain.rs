@@ -3,8 +3,14 @@
 //! ones. Butternut and the kernel send and receive in every combination, also in turns on one
 //! receiving volume. What is received is compared with the source entry by entry, at each step.
 //!
+<<<<<<< HEAD
 //! A stream of the kernel does not always restore the mtime of a directory that it changes: also the
 //! kernel then leaves the time of the receiving. So after such a stream these times are left out.
+=======
+//! A stream of the kernel does not always restore the mtime of a directory that it changes: then
+//! the kernel, too, leaves the time of the receiving. So after such a stream these times are left
+//! out.
+>>>>>>> w-adm
 //!
 //! `BUTTERNUT_LONG=1` takes chains of 20 increments instead of 5; `BUTTERNUT_SEED=N` takes one
 //! history. Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` these tests print that they
@@ -92,8 +98,8 @@ fn receive(maker: Maker, receiver: &KernelImage, number: usize, from: &Path) {
             let filesystem = open(receiver, false);
             let mut stream = StreamReader::new(File::open(from).unwrap());
             let root = filesystem.root();
-            let received = filesystem.receive(root, &mut stream, StreamEnd::Input).unwrap();
-            assert_eq!(received.len(), 1);
+            let made = filesystem.receive(root, &mut stream, StreamEnd::Input).unwrap();
+            assert_eq!(made.len(), 1);
             if let Some(old) = old {
                 filesystem.delete_subvolume(root, old.as_bytes()).unwrap();
                 filesystem.clean_subvolumes().unwrap();

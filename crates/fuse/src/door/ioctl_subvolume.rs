@@ -232,8 +232,8 @@ impl Door {
         let options = RecursiveSnapshot::new(access).owned_by(owner);
         let device = Arc::clone(request.device);
         self.change_name(request, name, move |filesystem, name| {
-            unsent.write_back(&device);
-            filesystem.snapshot_recursive(source.subvolume, dir, name, options).map(drop)
+            unsent.write_back(&device)?;
+            Ok(filesystem.snapshot_recursive(source.subvolume, dir, name, options).map(drop)?)
         })
     }
 
