@@ -363,6 +363,8 @@ fn a_change_of_flags_is_a_change_of_the_ctime() {
         };
         for flags in [IFlags::NODUMP, IFlags::empty()] {
             let before = ctime();
+            // Longer than a tick of the clock that times are taken from.
+            thread::sleep(Duration::from_millis(30));
             let file = File::open(&path).unwrap();
             ioctl_setflags(&file, flags).unwrap();
             drop(file);
