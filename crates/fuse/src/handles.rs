@@ -81,6 +81,7 @@ pub(crate) enum Bypass {
 }
 
 /// A file with the mode in which it was opened.
+#[expect(clippy::struct_excessive_bools, reason = "each is a property of the open by itself")]
 #[derive(Clone)]
 pub(crate) struct OpenFile {
     pub(crate) file: File,

@@ -566,10 +566,10 @@ impl Unmounter {
 
     fn commit_after(&self, send: impl FnOnce(&Door) -> ErrnoResult<()>) -> Result<(), FuseError> {
         let Some(door) = self.door.upgrade() else { return Ok(()) };
-        let all_sent = send(&door).map_err(|_| FuseError::LostWrites);
+        let kept = send(&door).map_err(|_| FuseError::LostWrites);
         let committed = door.commit().map_err(FuseError::Commit);
         // The mount may have ended meanwhile, so this may be the last reference.
         close(door, &self.events);
-        committed.and(all_sent)
+        committed.and(kept)
     }
 }

@@ -74,38 +74,6 @@ fn a_second_signal_commits_and_ends_a_busy_mount() {
     checked(&image);
 }
 
-/// The kernel does not repeat a write that fails on a full volume.
-#[test]
-fn signals_report_writes_that_the_kernel_loses() {
-    if !kernel_tests_enabled("signals_report_writes_that_the_kernel_loses") {
-        return;
-    }
-    let (scratch, mount_point) = (tempfile::tempdir().unwrap(), MountPoint::new());
-    let image = scratch.path().join("volume.img");
-    butternut(&["mkfs", "--size", "256M", image.to_str().unwrap()]).ok();
-    let (mut child, mut output) = mount_foreground(&image, &mount_point, "writeback");
-    let full = fs::File::create(mount_point.path().join("full")).unwrap();
-    let mut at = 0;
-    while full.write_all_at(&[1; 1 << 20], at).and_then(|()| full.sync_all()).is_ok() {
-        at += 1 << 20;
-    }
-    let file = fs::File::create(mount_point.path().join("file")).unwrap();
-    let lost = "data that the kernel had cached could not be written";
-    file.write_all_at(&[2; 8 << 20], 0).unwrap();
-    terminate(&child);
-    let message = line(&mut output);
-    assert!(message.contains(lost), "{message}");
-    assert!(line(&mut output).contains("a second signal ends it"));
-    file.write_all_at(&[3; 8 << 20], 0).unwrap();
-    terminate(&child);
-    assert!(line(&mut output).contains("second signal:"));
-    let message = line(&mut output);
-    assert!(message.contains(lost), "{message}");
-    assert!(!child.wait().unwrap().success());
-    drop((full, file));
-    checked(&image);
-}
-
 #[test]
 fn a_signal_unmounts_bind_mounts_too() {
     if !kernel_tests_enabled("a_signal_unmounts_bind_mounts_too") {

@@ -85,30 +85,22 @@ fn a_third_signal_ends_a_process_that_waits_to_write_its_last_changes() {
 }
 
 /// A thread that notifies the kernel waits in it for pages that only the threads of this process can
-/// send or fill. It cannot be killed, and it keeps the connection.
+/// send. It cannot be killed, and it keeps the connection.
 #[test]
 fn a_third_signal_ends_a_process_that_waits_for_pages_of_the_kernel() {
     if !kernel_tests_enabled("a_third_signal_ends_a_process_that_waits_for_pages_of_the_kernel") {
         return;
     }
-    // The kernel sends the pages in requests of 1 MiB, which go to the device at once.
-    let unsent = "exec 7<>m2/file; head -c 4M /dev/urandom >&7
-         kill -STOP $O; sync -d m2/file & sleep 1";
-    // The kernel has locked the pages of a read; the file is open for writing.
-    let read = "head -c 4M /dev/urandom >m2/file; $B filesystem sync m2
-         dd if=m2/file iflag=nocache count=0 status=none
-         exec 7<>m2/file; echo change >m2/other
-         kill -STOP $O; cat m2/file >ignored & sleep 1";
-    for (options, before) in [("commit=3600,writeback", unsent), ("commit=3600", read)] {
-        // Where the process lives, its first thread has ended, and `undo` would not abort.
-        let script = format!(
-            "{before}
-             {ALL_SIGNALS} | tee lives
-             if grep -qs lives lives; then echo 1 >connections/$C/abort; fi"
-        );
-        let output = run_on_device_that_can_hang(EMPTY, options, &script);
-        assert_eq!(output, ALL_LOGGED, "{options}");
-    }
+    // The kernel sends the pages in requests of 1 MiB, which go to the device at once. Where the
+    // process lives, its first thread has ended, and `undo` would not abort.
+    let script = format!(
+        "exec 7<>m2/file; head -c 4M /dev/urandom >&7
+         kill -STOP $O; sync -d m2/file & sleep 1
+         {ALL_SIGNALS} | tee lives
+         if grep -qs lives lives; then echo 1 >connections/$C/abort; fi"
+    );
+    let output = run_on_device_that_can_hang(EMPTY, "commit=3600,writeback", &script);
+    assert_eq!(output, ALL_LOGGED);
 }
 
 /// The thread that ends the mount waits for a reply of its own process.

@@ -15,7 +15,9 @@
 //! 3. No signal is blocked by a message that cannot be written: messages are queued, and a full
 //!    pipe delays the end of the process by at most [`reporter::FLUSH_TIMEOUT`].
 //! 4. The third signal ends the process, whatever its threads are blocked on. The connection is
-//!    aborted before: a thread that waits in the kernel for pages of a file cannot be killed.
+//!    aborted before: a thread that waits in the kernel for pages of a file cannot be killed. A
+//!    thread whose I/O on a device the kernel does not end keeps the process, but no program that
+//!    uses the mount waits for it.
 //! 5. The signals are blocked before the volume is opened, so that all its threads inherit the
 //!    mask. [`SignalThread`] receives them from then on: before [`SignalThread::begin_mount`] a
 //!    signal ends the process, and nothing is mounted. The first signal between that call and
