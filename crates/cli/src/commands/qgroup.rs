@@ -111,15 +111,15 @@ fn show(global: &GlobalArgs, args: &QgroupShowArgs, out: &mut Output) -> Outcome
     let mut heads = (String::new(), String::new());
     for column in &columns {
         let rule = "-".repeat(column.heading.len());
-        heads.0 += &format!("{} ", column.aligned(column.heading));
-        heads.1 += &format!("{} ", column.aligned(&rule));
+        heads.0.extend([column.aligned(column.heading).as_str(), " "]);
+        heads.1.extend([column.aligned(&rule).as_str(), " "]);
     }
     writeln!(out, "{}  Path \n{}  ---- ", heads.0, heads.1)?;
     for (row, group) in quotas.groups.iter().enumerate() {
         let mut line = String::new();
         for column in &columns {
             let cell = column.cells.get(row).map_or("", String::as_str);
-            line += &format!("{} ", column.aligned(cell));
+            line.extend([column.aligned(cell).as_str(), " "]);
         }
         write!(out, "{line}  ")?;
         let path = shown_path(group, &quotas, &paths);

@@ -118,6 +118,7 @@ fn export_changes_no_directory_that_replaced_the_one_it_made() {
                 while !is_over.load(Ordering::Relaxed)
                     && renameat_with(CWD, &victim, CWD, &out, RenameFlags::EXCHANGE).is_err()
                 {
+                    std::thread::yield_now();
                 }
             });
             butternut(&["export", "-q", image, "open", dest]);

@@ -3,14 +3,9 @@
 //! ones. Butternut and the kernel send and receive in every combination, also in turns on one
 //! receiving volume. What is received is compared with the source entry by entry, at each step.
 //!
-<<<<<<< HEAD
-//! A stream of the kernel does not always restore the mtime of a directory that it changes: also the
-//! kernel then leaves the time of the receiving. So after such a stream these times are left out.
-=======
 //! A stream of the kernel does not always restore the mtime of a directory that it changes: then
 //! the kernel, too, leaves the time of the receiving. So after such a stream these times are left
 //! out.
->>>>>>> w-adm
 //!
 //! `BUTTERNUT_LONG=1` takes chains of 20 increments instead of 5; `BUTTERNUT_SEED=N` takes one
 //! history. Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` these tests print that they

@@ -217,7 +217,7 @@ mod tests {
     const A: TreeId = TreeId(257);
     const B: TreeId = TreeId(258);
     const OUTSIDE: TreeId = TreeId(259);
-    const PARENT: QgroupId = QgroupId(1 << 48 | 100);
+    const PARENT: QgroupId = QgroupId((1 << 48) + 100);
     const TOP: QgroupId = QgroupId(2 << 48 | 1);
 
     fn groups() -> Groups {

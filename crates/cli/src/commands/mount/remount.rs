@@ -113,7 +113,7 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
 }
 
 /// Tells the process of a mount whether it is synchronous. The kernel syncs after writes, and not
-/// after copies (copy_file_range(2)).
+/// after copies (`copy_file_range`).
 fn tell_synchronous(mount: &Mount, is_on: bool) -> Result<(), Failure> {
     client::request_mount("mount", mount, &Request::Synchronous { is_on }).map(drop)
 }

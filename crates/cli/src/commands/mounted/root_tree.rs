@@ -108,7 +108,7 @@ impl<'a> MountedVolume<'a> {
         let mut default = None;
         let objectid = TreeId::ROOT_DIR.0;
         let keys = (objectid, ItemType::DIR_ITEM.0, 0)..=(objectid, ItemType::DIR_ITEM.0, u64::MAX);
-        self.search(keys, &mut |_, data| {
+        self.search(keys, |_, data| {
             for entry in DirEntries::new(data) {
                 let entry = entry.map_err(|refused| refused.to_string())?;
                 if entry.name == b"default" {
@@ -124,7 +124,7 @@ impl<'a> MountedVolume<'a> {
     fn items(&self, ids: RangeInclusive<u64>) -> Result<Items, Failure> {
         let mut items = Items::default();
         let keys = (*ids.start(), 0, 0)..=(*ids.end(), u8::MAX, u64::MAX);
-        self.search(keys, &mut |(objectid, item_type, offset), data| {
+        self.search(keys, |(objectid, item_type, offset), data| {
             let key = Key::new(objectid, ItemType(item_type), offset);
             match key.item_type {
                 ItemType::ROOT_ITEM if TreeId(objectid).is_subvolume() => {
@@ -147,7 +147,7 @@ impl<'a> MountedVolume<'a> {
     fn search(
         &self,
         keys: RangeInclusive<ItemKey>,
-        visit: &mut dyn FnMut(ItemKey, &[u8]) -> Result<(), String>,
+        mut visit: impl FnMut(ItemKey, &[u8]) -> Result<(), String>,
     ) -> Result<(), Failure> {
         let mut invalid = None;
         search(self.dir.as_fd(), TreeId::ROOT.0, keys, &mut |key, data| {

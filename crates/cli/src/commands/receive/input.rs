@@ -1,7 +1,7 @@
 //! The stream that `receive` reads: a file, or stdin.
 
 use std::fs::File;
-use std::io::{BufReader, Read, stdin};
+use std::io::{BufReader, stdin};
 use std::os::fd::AsFd;
 
 use butternut::receive::{StreamEnd, StreamReader};
@@ -16,26 +16,21 @@ const INPUT_BYTES: usize = 256 << 10;
 /// The stream that a command reads, with its name for messages.
 pub(super) struct Input {
     pub(super) name: String,
-    pub(super) stream: StreamReader<BufReader<Box<dyn Read>>>,
+    pub(super) stream: StreamReader<BufReader<File>>,
     pub(super) end: StreamEnd,
 }
 
 impl Input {
     pub(super) fn open(args: &ReceiveArgs) -> Result<Self, Failure> {
-        let (name, input): (String, Box<dyn Read>) = match &args.file {
-            Some(path) => {
-                let name = path.display().to_string();
-                let file = File::open(path).map_err(|error| Failure::io(name.clone(), &error))?;
-                (name, Box::new(file))
-            }
-            None => {
-                let name = "stdin".to_owned();
-                // Not `Stdin` itself, which reads ahead into a buffer of its own.
-                let input = stdin().as_fd().try_clone_to_owned();
-                let input = input.map_err(|error| Failure::io(name.clone(), &error))?;
-                (name, Box::new(File::from(input)))
-            }
+        let name = args.file.as_ref().map(|path| path.display().to_string());
+        let name = name.unwrap_or_else(|| "stdin".to_owned());
+        let opened = if let Some(path) = &args.file {
+            File::open(path)
+        } else {
+            // Not `Stdin` itself, which reads ahead into a buffer of its own.
+            stdin().as_fd().try_clone_to_owned().map(File::from)
         };
+        let input = opened.map_err(|error| Failure::io(name.clone(), &error))?;
         // What follows the end command is left to the next reader of the input: a read that is not
         // smaller than the buffer bypasses it.
         let (end, buffer_bytes) = if args.end_command {
