@@ -93,8 +93,8 @@ fn receive(maker: Maker, receiver: &KernelImage, number: usize, from: &Path) {
             let filesystem = open(receiver, false);
             let mut stream = StreamReader::new(File::open(from).unwrap());
             let root = filesystem.root();
-            let received = filesystem.receive(root, &mut stream, StreamEnd::Input).unwrap();
-            assert_eq!(received.len(), 1);
+            let made = filesystem.receive(root, &mut stream, StreamEnd::Input).unwrap();
+            assert_eq!(made.len(), 1);
             if let Some(old) = old {
                 filesystem.delete_subvolume(root, old.as_bytes()).unwrap();
                 filesystem.clean_subvolumes().unwrap();

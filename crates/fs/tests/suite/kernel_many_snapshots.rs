@@ -124,7 +124,7 @@ impl History {
             let count = u64::try_from(writable.len()).unwrap();
             let (name, files) = if count > 0 && self.dice.pick(4) == 0 {
                 let at = usize::try_from(self.dice.pick(count)).unwrap();
-                let snapshot = &mut writable[at];
+                let snapshot = &mut *writable[at];
                 (snapshot.name.as_str(), &mut snapshot.files)
             } else {
                 ("live", &mut self.live)

@@ -122,7 +122,8 @@ impl Door {
         let is_own = tree == 0;
         let tree = if is_own { own } else { tree };
         // Law 2.
-        if !(is_own && inode == ROOT_DIRECTORY) && !self.is_administrator(request) {
+        let is_free = is_own && inode == ROOT_DIRECTORY;
+        if !is_free && !self.is_administrator(request) {
             return Err(Errno::EPERM);
         }
         let filesystem = self.filesystem.clone();

@@ -41,6 +41,9 @@ pub(crate) struct MountedVolume<'a> {
     path: &'a Path,
 }
 
+/// A visitor of items. Returns why an item is not valid.
+type Visit<'a> = dyn FnMut(ItemKey, &[u8]) -> Result<(), String> + 'a;
+
 /// The entry of a subvolume in its parent.
 struct Entry {
     parent: u64,
@@ -144,11 +147,7 @@ impl<'a> MountedVolume<'a> {
     }
 
     /// Searches the root tree. `visit` returns why an item is not valid.
-    fn search(
-        &self,
-        keys: RangeInclusive<ItemKey>,
-        visit: &mut dyn FnMut(ItemKey, &[u8]) -> Result<(), String>,
-    ) -> Result<(), Failure> {
+    fn search(&self, keys: RangeInclusive<ItemKey>, visit: &mut Visit<'_>) -> Result<(), Failure> {
         let mut invalid = None;
         search(self.dir.as_fd(), TreeId::ROOT.0, keys, &mut |key, data| {
             if let Err(why) = visit(key, data) {
