@@ -142,12 +142,13 @@ impl Filesystem {
         Ok(set.map_or(TOP_LEVEL, |id| id.0))
     }
 
-    /// Returns the link of subvolume `id`, whose entry is `name` in `dir`.
+    /// Returns the link of subvolume `id`, whose entry is a name in a directory.
     ///
     /// # Errors
     /// [`Error::NotFound`] if it has no parent; [`Error::Corrupt`] if its reference in the root tree
     /// names another entry.
-    fn subvolume_link_at(&self, id: TreeId, (dir, name): (FileId, &[u8])) -> Result<SubvolumeLink> {
+    fn subvolume_link_at(&self, id: TreeId, entry: (FileId, &[u8])) -> Result<SubvolumeLink> {
+        let (dir, name) = entry;
         let link = names::parent_link(&self.forest().root_tree(), id)?.ok_or(Error::NotFound)?;
         let is_here = (link.parent.0, link.dir.0) == (dir.subvolume, dir.ino) && link.name == name;
         let have = format_args!("an entry in directory {} of {}", link.dir.0, link.parent.0);

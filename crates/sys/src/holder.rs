@@ -344,10 +344,10 @@ enum Mounts {
     ReadWrite,
 }
 
-/// Returns the mount of a device, or that it may have one. A btrfs mount has an anonymous device number, and its source
-/// names only one of its devices, by the path that was given to mount(2). So btrfs mounts are found
-/// by the id of the filesystem. The source of another mount counts only if the kernel opens it as a
-/// device (law 4).
+/// Returns the mount of a device, or that it may have one. A btrfs mount has an anonymous device
+/// number, and its source names only one of its devices, by the path that was given to mount(2). So
+/// btrfs mounts are found by the id of the filesystem. The source of another mount counts only if
+/// the kernel opens it as a device (law 4).
 fn mount_of(numbers: Numbers, which: Mounts) -> Option<Holder> {
     let btrfs = btrfs_with(numbers);
     let Ok(mounts) = mounts::read() else { return Some(Holder::UnknownMounts) };

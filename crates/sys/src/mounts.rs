@@ -215,8 +215,8 @@ pub(crate) fn id_of(fd: &OwnedFd) -> io::Result<u64> {
     id.ok_or_else(|| io::Error::other("fdinfo has no mnt_id"))
 }
 
-/// Returns the mount id of a file that another process has open, without a call to the filesystem of
-/// that file. `process` is the directory of the process in `/proc`.
+/// Returns the mount id of a file that another process has open, without a call to the filesystem
+/// of that file. `process` is the directory of the process in `/proc`.
 ///
 /// # Errors
 /// There is no such descriptor, or its file has no path, or it is hidden.

@@ -84,7 +84,7 @@ fn a_third_signal_ends_a_process_that_waits_to_write_its_last_changes() {
     }
 }
 
-/// A thread that notifies the kernel waits in it for pages that only the threads of this process can
+/// A thread that notifies the kernel waits in it for pages that only threads of this process can
 /// send. It cannot be killed, and it keeps the connection.
 #[test]
 fn a_third_signal_ends_a_process_that_waits_for_pages_of_the_kernel() {
