@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use butternut::format::quota::{QgroupId, STATUS_INCONSISTENT};
-use butternut::{Error, Filesystem, Qgroup, Quotas, TOP_LEVEL};
+use butternut::{Qgroup, Quotas, TOP_LEVEL};
 
 use super::filesystem::groups::units;
-use super::transaction::Transaction;
-use crate::args::{
-    GlobalArgs, QgroupCommand, QgroupLimitArgs, QgroupShowArgs, VolumeArgs, parse_bytes,
-};
+use super::quota::change;
+use crate::args::{GlobalArgs, QgroupCommand, QgroupLimitArgs, QgroupShowArgs, parse_bytes};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::size::pretty;
 use crate::output::{Output, json, stderr_line};
@@ -77,17 +75,6 @@ fn parse(typed: &str) -> Result<QgroupId, Failure> {
     parsed.ok_or_else(|| {
         Failure::new(typed, "not a quota group").hint("name it LEVEL/NUMBER, for example 1/100")
     })
-}
-
-fn change(
-    global: &GlobalArgs,
-    volume: &VolumeArgs,
-    out: &mut Output,
-    change: impl FnOnce(&Filesystem) -> Result<(), Error>,
-) -> Outcome {
-    let transaction = Transaction::open(global, volume)?;
-    change(transaction.filesystem()).map_err(|error| transaction.failure(&error))?;
-    transaction.finish(global, out, |object| object)
 }
 
 fn show(global: &GlobalArgs, args: &QgroupShowArgs, out: &mut Output) -> Outcome {

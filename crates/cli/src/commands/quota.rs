@@ -24,7 +24,8 @@ pub(crate) fn run(global: &GlobalArgs, command: &QuotaCommand, out: &mut Output)
     }
 }
 
-fn change(
+/// Runs a change of the quotas in a transaction of its own.
+pub(super) fn change(
     global: &GlobalArgs,
     volume: &VolumeArgs,
     out: &mut Output,

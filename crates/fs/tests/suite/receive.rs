@@ -1,7 +1,7 @@
 //! Receiving send streams that the tests make: complete ones, damaged ones, and ones that want
 //! what no stream may have. The volume is in memory, and checked when it is closed.
 
-use crate::volume::{TestVolume, failing_data, names, new, place};
+use crate::volume::{TestVolume, failing_data, names, new, place, read};
 use butternut::device::{Fault, FaultyDevice, Rule};
 use butternut::format::inode::{DeviceNumber, Time};
 use butternut::format::stream::{Command, StreamCompression, StreamVersion};
@@ -42,13 +42,6 @@ fn text(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     text
-}
-
-fn read(filesystem: &Filesystem, path: &str) -> Vec<u8> {
-    let file = filesystem.open_path(path.as_bytes()).unwrap();
-    let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
-    file.read_exact_at(0, &mut bytes).unwrap();
-    bytes
 }
 
 fn time(secs: i64) -> Time {

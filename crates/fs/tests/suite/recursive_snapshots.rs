@@ -1,6 +1,6 @@
 //! Recursive snapshots, on volumes in memory that are checked when they are closed.
 
-use crate::volume::{TestVolume, names, new};
+use crate::volume::{TestVolume, names, new, read, write};
 use butternut::{
     Error, FileId, Filesystem, Follow, NewInode, RecursiveSnapshot, SnapshotAccess, TOP_LEVEL,
 };
@@ -11,21 +11,6 @@ use std::thread;
 /// Small, because the tests copy it.
 fn volume() -> TestVolume {
     TestVolume::of(192 << 20, &MkfsOptions::default())
-}
-
-fn write(filesystem: &Filesystem, path: &str, bytes: &[u8]) {
-    let file = filesystem
-        .open_path(path.as_bytes())
-        .unwrap_or_else(|_| filesystem.create_path(path.as_bytes(), &new(0o644)).unwrap());
-    file.truncate(0).unwrap();
-    file.write_at(0, bytes).unwrap();
-}
-
-fn read(filesystem: &Filesystem, path: &str) -> Vec<u8> {
-    let file = filesystem.open_path(path.as_bytes()).unwrap();
-    let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
-    file.read_exact_at(0, &mut bytes).unwrap();
-    bytes
 }
 
 fn find(filesystem: &Filesystem, path: &str) -> FileId {

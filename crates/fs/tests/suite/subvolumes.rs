@@ -2,7 +2,7 @@
 //! are closed.
 
 use crate::leaf::{owner, rewrite};
-use crate::volume::{TestVolume, failing_data, names, new};
+use crate::volume::{TestVolume, failing_data, names, new, read, write};
 use butternut::format::key::ItemType;
 use butternut::format::units::TreeId;
 use butternut::queue::{IoFlags, QueueOptions};
@@ -13,21 +13,6 @@ use butternut::{
 /// The byte that fills a file.
 fn byte(number: usize) -> u8 {
     u8::try_from(number % 256).unwrap()
-}
-
-fn write(filesystem: &Filesystem, path: &str, bytes: &[u8]) {
-    let file = filesystem
-        .open_path(path.as_bytes())
-        .unwrap_or_else(|_| filesystem.create_path(path.as_bytes(), &new(0o644)).unwrap());
-    file.truncate(0).unwrap();
-    file.write_at(0, bytes).unwrap();
-}
-
-fn read(filesystem: &Filesystem, path: &str) -> Vec<u8> {
-    let file = filesystem.open_path(path.as_bytes()).unwrap();
-    let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
-    file.read_exact_at(0, &mut bytes).unwrap();
-    bytes
 }
 
 #[test]

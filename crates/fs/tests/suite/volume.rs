@@ -143,3 +143,20 @@ pub(crate) fn place(file: &File, at: u64) -> u64 {
     };
     logical + extent_offset + at - extent.offset
 }
+
+/// Replaces the contents of the file at a path; creates it if it does not exist.
+pub(crate) fn write(filesystem: &Filesystem, path: &str, bytes: &[u8]) {
+    let file = filesystem
+        .open_path(path.as_bytes())
+        .unwrap_or_else(|_| filesystem.create_path(path.as_bytes(), &new(0o644)).unwrap());
+    file.truncate(0).unwrap();
+    file.write_at(0, bytes).unwrap();
+}
+
+/// Returns the contents of the file at a path.
+pub(crate) fn read(filesystem: &Filesystem, path: &str) -> Vec<u8> {
+    let file = filesystem.open_path(path.as_bytes()).unwrap();
+    let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
+    file.read_exact_at(0, &mut bytes).unwrap();
+    bytes
+}
