@@ -88,7 +88,8 @@ impl File {
             (Some(pin), Some(other)) => {
                 Arc::ptr_eq(&pin.filesystem().shared, &other.filesystem().shared)
             }
-            _ => true,
+            // `other` is of a volume that is open for reading: this one is not.
+            _ => false,
         };
         is_same_volume && self.id() == other.id()
     }
@@ -132,11 +133,11 @@ impl File {
         }
         let data = other.seek_data(range.start)?.map_or(end, |data| data.min(end));
         if data > range.start {
-            let bytes = data - range.start;
-            self.copy_hole(to..to + bytes, privileges)?;
-            return Ok(bytes);
+            return self.copy_hole(to..to + (data - range.start), privileges);
         }
-        let end = other.seek_hole(range.start)?.map_or(end, |hole| hole.min(end));
+        // Another thread may have punched the block since: it is copied as data, all the same.
+        let border = (range.start / SECTOR_BYTES + 1) * SECTOR_BYTES;
+        let end = other.seek_hole(range.start)?.map_or(end, |hole| hole.max(border).min(end));
         let bytes = end.saturating_sub(range.start);
         buf.resize(usize::try_from(bytes).map_or(COPY_BYTES, |bytes| bytes.min(COPY_BYTES)), 0);
         let read = other.read_at(range.start, buf)?;
@@ -144,20 +145,22 @@ impl File {
         Ok(length(written))
     }
 
-    /// Makes a range of this file a hole. The file ends at its end or later.
-    fn copy_hole(&self, range: Range<u64>, privileges: Privileges) -> Result<()> {
+    /// Makes a range of this file a hole, up to the end of the file, or from there on: the file then
+    /// ends at the end of the range. Returns the number of bytes. A change that fails leaves each
+    /// byte as it was, or zero.
+    fn copy_hole(&self, range: Range<u64>, privileges: Privileges) -> Result<u64> {
         let _watch = self.watch_panics();
         self.alter(privileges, |file, inode, stamp| {
             self.may_write(inode)?;
             let size = file.size();
             self.may_write_at(inode, size, Some(range.start))?;
             if range.start < size {
-                file.punch_hole(range.start..range.end.min(size), &mut *stamp)?;
+                let end = range.end.min(size);
+                file.punch_hole(range.start..end, stamp)?;
+                return Ok(end - range.start);
             }
-            if size < range.end {
-                file.truncate(range.end, stamp)?;
-            }
-            Ok(())
+            file.truncate(range.end, stamp)?;
+            Ok(range.end - range.start)
         })
     }
 }

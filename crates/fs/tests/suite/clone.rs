@@ -10,6 +10,8 @@ use butternut::{
 use butternut_mkfs::MkfsOptions;
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 const BLOCK: u64 = 4096;
 const NO_COW: u32 = 0x0080_0000;
@@ -590,4 +592,46 @@ fn a_copy_of_a_sparse_file_that_cannot_be_shared_stays_sparse() {
     put(&over, 0, &bytes(2, 4 * BLOCK));
     over.copy_range(0, &source, 0, 4 * BLOCK).unwrap();
     assert_reads(&over, &[0; 4 * 4096]);
+}
+
+/// Between the search for data and the search for the hole after it, the data may become a hole.
+/// A copy of 0 bytes means that the source ends.
+#[test]
+fn a_copy_beside_a_thread_that_punches_holes_never_seems_to_reach_the_end() {
+    let volume = volume();
+    let fs = volume.open();
+    let (source, target) = (make(&fs, "source", 0), make(&fs, "target", 0));
+    source.truncate(4 * BLOCK).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                put(&source, 0, &[1; 4096]);
+                source.allocate(0..BLOCK, Allocate::PunchHole).unwrap();
+            }
+        });
+        // Other offsets in the blocks: it is read and written.
+        let copies = (0..2000).map(|_| target.copy_range(1, &source, 0, BLOCK).unwrap());
+        let least = copies.min();
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(least, Some(BLOCK), "the source has 4 blocks");
+    });
+    drop((source, target));
+    volume.reopen(fs);
+}
+
+#[test]
+fn a_file_of_a_volume_that_is_open_for_reading_is_another_file_with_the_same_id() {
+    let (from, to) = (volume(), volume());
+    let fs = from.open();
+    put(&make(&fs, "file", 0), 0, &[7; 5000]);
+    let read_only = from.reopen(fs);
+    let source = open(&read_only, "file");
+    let fs = to.open();
+    let target = make(&fs, "file", 0);
+    assert_eq!(source.id(), target.id());
+    assert_eq!(target.copy_range(0, &source, 0, u64::MAX).unwrap(), 5000);
+    assert_reads(&target, &[7; 5000]);
+    drop((source, target));
+    to.reopen(fs);
 }

@@ -294,3 +294,31 @@ fn a_file_of_a_deleted_subvolume_is_copied_while_it_is_open() {
     drop((file, source, target, snapshot));
     volume.reopen(fs);
 }
+
+/// A copied hole drops bytes of the target only where the copy says that it has copied.
+#[test]
+fn a_hole_that_finds_no_space_past_the_end_drops_no_more_than_the_copy_reports() {
+    let volume = volume();
+    let fs = volume.open();
+    // Only one of the files has checksums, so nothing is shared.
+    let (source, target) = (make(&fs, "source", NO_COW), make(&fs, "target", 0));
+    source.truncate(8 * BLOCK).unwrap();
+    let old = vec![1; 4 * 4096];
+    put(&target, 0, &old);
+    drop((source, target));
+    fs.close().unwrap();
+    let injector = EnospcInjector::default();
+    let fs = Filesystem::open_devices(volume.devices(), &options(&injector)).unwrap();
+    drop(make(&fs, "first", 0)); // The subvolume is open for writing.
+    let (source, target) = (open(&fs, "source"), open(&fs, "target"));
+    // Growth finds no space; a hole may be punched.
+    injector.fail_growth();
+    let copied = target.copy_range(0, &source, 0, u64::MAX);
+    injector.fail_none();
+    let done = copied.as_ref().map_or(0, |done| usize::try_from(*done).unwrap());
+    let found = read(&target);
+    let kept = done.min(old.len());
+    assert!(found[kept..] == old[kept..], "{copied:?}: bytes are gone that were not copied");
+    drop((source, target));
+    volume.reopen(fs);
+}

@@ -100,12 +100,14 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
             _ => failure,
         }
     })?;
-    if becomes_synchronous == Some(false) {
-        tell_synchronous(mount, false)?;
-    }
+    let told = match becomes_synchronous {
+        Some(false) => tell_synchronous(mount, false),
+        _ => Ok(()),
+    };
     if becomes_read_only {
         commit(mount, before, notes)?;
     }
+    told?;
     for (key, value) in parsed.tunables {
         client::request("mount", &path, &Request::Set { key, value })?;
     }
