@@ -168,7 +168,11 @@ impl FileState {
         if target == Target::New {
             let forest = self.source.forest();
             // The run of the queue is charged to no file; what a write takes of it is.
-            forest.charge_data(self.tree_id(), bytes, bytes)?;
+            match forest.charge_data(self.tree_id(), bytes, bytes) {
+                // The caller, with the file to itself, first gives back what is charged to it.
+                Err(TreeError::QuotaExceeded { .. }) => return Ok(None),
+                charged => charged?,
+            };
             let taken = allocation.take(bytes, wait);
             let Ok(Some(space)) = taken else {
                 forest.release_data_charge(self.tree_id(), bytes);

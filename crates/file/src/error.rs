@@ -79,6 +79,11 @@ impl FileError {
         matches!(self, Self::Tree(tree) if matches!(**tree, TreeError::NoSpace { .. }))
     }
 
+    /// Returns whether the limit of a quota group is reached.
+    pub(crate) fn is_quota_exceeded(&self) -> bool {
+        matches!(self, Self::Tree(tree) if matches!(**tree, TreeError::QuotaExceeded { .. }))
+    }
+
     /// Returns whether a tree block cannot be read.
     pub(crate) fn is_unreadable_block(&self) -> bool {
         matches!(self, Self::Tree(tree) if matches!(**tree, TreeError::Block { .. }))

@@ -97,7 +97,7 @@ impl FileState {
         let mut frames = self.frames(1, Wait::Block)?;
         let (part, old_size) = (size..start + SECTOR_BYTES, self.size());
         match self.prepare_edge(start, &part, old_size, &mut frames) {
-            Err(error) if error.is_no_space() => Ok(Vec::new()),
+            Err(error) if error.is_no_space() || error.is_quota_exceeded() => Ok(Vec::new()),
             edge => Ok(vec![edge?]),
         }
     }

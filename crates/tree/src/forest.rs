@@ -131,6 +131,7 @@ impl Forest {
         }
         forest.volume().record_stale_devices();
         forest.start_running()?;
+        forest.running()?.load_quota(&forest.committed())?;
         Ok(forest)
     }
 

@@ -205,7 +205,8 @@ impl Filesystem {
         attributes: &mut Inode,
     ) -> Result<()> {
         let subvolume = self.writable_subvolume(write_state, entry.id)?;
-        self.change(write_state, &subvolume, Need::items(1), |change| {
+        // The item exists, so the tree does not grow: it is written at the limit of a quota, too.
+        self.change(write_state, &subvolume, Need::items(1).deleting(), |change| {
             attributes.transid = change.moment.generation;
             change.put(Ino(entry.id.ino), attributes)
         })?;

@@ -51,6 +51,7 @@ mod preallocated_again;
 mod queue;
 mod queue_devices;
 mod queue_nowait;
+mod quotas;
 mod receive;
 mod recursive_snapshots;
 mod sealed_files;

@@ -71,9 +71,11 @@ impl Commit<'_> {
         }
         if quota.needs_rescan {
             match self.rescan(&mut quota) {
-                Ok(()) => quota.flags &= !(STATUS_INCONSISTENT | STATUS_RESCAN),
+                Ok(()) => quota.flags &= !STATUS_INCONSISTENT,
                 Err(error) => quota.fail(error),
             }
+            // The kernel would go on from the end, and take the usage for exact.
+            quota.flags &= !STATUS_RESCAN;
             (quota.needs_rescan, quota.rescan) = (false, u64::MAX);
         }
         let edit = self.edit(TreeId::QUOTA)?;
@@ -104,12 +106,12 @@ impl Commit<'_> {
             left: Vec::new(),
         };
         for at in touched {
-            walk.visit(*at)?;
-            while let Some(below) = walk.left.pop() {
-                walk.visit(below)?;
-            }
-            if walk.seen.len() > EXTENTS_MAX {
-                return Ok(false);
+            walk.left.push(*at);
+            while let Some(next) = walk.left.pop() {
+                walk.visit(next)?;
+                if walk.seen.len() > EXTENTS_MAX {
+                    return Ok(false);
+                }
             }
         }
         let Walk { sets, changes, .. } = walk;

@@ -16,7 +16,8 @@
 //! 2. A block that is newer than the last snapshot of its tree belongs to that tree alone, and so
 //!    does everything that only it refers to. The search ends there.
 //! 3. A parent is one level above its child. So every search ends.
-//! 4. Only subvolumes count, also deleted ones as long as blocks of them are left.
+//! 4. Only subvolumes count, also deleted ones as long as blocks of them are left. Nothing is read
+//!    that lies before the progress of a deletion: it is freed, and may be written by now.
 //!
 //! A resolver answers for one state of the volume: the last commit, or the transaction that is
 //! being committed, whose delayed references have been applied.
@@ -37,6 +38,7 @@ use butternut_format::file_extent::FileExtent;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
 use butternut_format::refused::{Refused, require};
+use butternut_format::root::RawRootItem;
 use butternut_format::units::{Generation, Logical, TreeId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -53,18 +55,13 @@ pub(crate) enum Trees<'a> {
 impl Trees<'_> {
     fn find(&self, id: TreeId) -> Result<Option<RefTree>, TreeError> {
         match self {
-            Self::Committed { blocks, roots } => {
-                Ok(root_item(roots, id)?.map(|(_, root)| RefTree {
-                    tree: Tree::new(Arc::clone(blocks), root.block(id)),
-                    last_snapshot: Generation(root.raw().last_snapshot.get()),
-                }))
-            }
+            Self::Committed { blocks, roots } => Ok(root_item(roots, id)?.map(|(_, root)| {
+                RefTree::of(Tree::new(Arc::clone(blocks), root.block(id)), Some(root.raw()))
+            })),
             Self::Running(running) => {
                 let Some(tree) = running.tree(id)? else { return Ok(None) };
-                let last_snapshot =
-                    tree.state().record.as_ref().map_or(0, |record| record.raw.last_snapshot.get());
-                let tree = Tree::in_transaction(tree);
-                Ok(Some(RefTree { tree, last_snapshot: Generation(last_snapshot) }))
+                let raw = tree.state().record.as_ref().map(|record| record.raw.clone());
+                Ok(Some(RefTree::of(Tree::in_transaction(tree), raw.as_deref())))
             }
         }
     }
@@ -75,6 +72,17 @@ impl Trees<'_> {
 struct RefTree {
     tree: Tree,
     last_snapshot: Generation,
+    /// What lies before this key is freed, though the nodes of a deleted tree still name it.
+    from: Key,
+}
+
+impl RefTree {
+    fn of(tree: Tree, root: Option<&RawRootItem>) -> Self {
+        let last_snapshot = Generation(root.map_or(0, |root| root.last_snapshot.get()));
+        let deleted = root.filter(|root| root.refs.get() == 0);
+        let from = deleted.map_or(Key::MIN, |root| Key::from(&root.drop_progress));
+        Self { tree, last_snapshot, from }
+    }
 }
 
 /// An extent item, with all references of the extent.
@@ -241,7 +249,7 @@ impl<'a> Roots<'a> {
         id: TreeId,
         sets: &mut RootSets,
     ) -> Result<SetId, TreeError> {
-        let RefTree { tree, last_snapshot } = self.tree(at, id)?;
+        let RefTree { tree, last_snapshot, .. } = self.tree(at, id)?;
         let root = tree.root();
         if root.logical == at || generation > last_snapshot {
             return Ok(sets.of_one(id));
@@ -295,7 +303,7 @@ impl<'a> Roots<'a> {
         data: &DataRef,
         sets: &mut RootSets,
     ) -> Result<SetId, TreeError> {
-        let RefTree { tree, last_snapshot } = self.tree(at, data.tree)?;
+        let RefTree { tree, last_snapshot, from } = self.tree(at, data.tree)?;
         let own = sets.of_one(data.tree);
         if extent.generation > last_snapshot {
             return Ok(own);
@@ -304,7 +312,7 @@ impl<'a> Roots<'a> {
         let first = if data.offset > u64::MAX >> 1 { 0 } else { data.offset };
         let end = data.offset.wrapping_add(extent.bytes.max(COMPRESSED_FILE_BYTES_MAX));
         let mut items = tree.cursor();
-        items.seek(&Key::new(data.ino.0, ItemType::EXTENT_DATA, first))?;
+        items.seek(&Key::new(data.ino.0, ItemType::EXTENT_DATA, first).max(from))?;
         let (mut roots, mut last_leaf) = (RootSets::EMPTY, None);
         while let Some((key, bytes)) = items.item_parts() {
             let is_of_file = key.objectid == data.ino.0 && key.item_type == ItemType::EXTENT_DATA;

@@ -204,7 +204,6 @@ impl Running {
         };
         block_groups::load(trees, &running.params, &running.space)?;
         device_extents::load_devices(trees, &running.space)?;
-        running.load_quota(trees)?;
         Ok(running)
     }
 
@@ -297,7 +296,7 @@ impl Running {
     }
 
     /// Reads the quotas. From here on the transaction records what they account for.
-    fn load_quota(&self, trees: &CommittedTrees) -> Result<(), TreeError> {
+    pub(crate) fn load_quota(&self, trees: &CommittedTrees) -> Result<(), TreeError> {
         let Some(tree) = trees.tree(TreeId::QUOTA)? else { return Ok(()) };
         let quota = Quota::read(&tree, trees.volume().super_block().generation())?;
         self.set_quota(quota);

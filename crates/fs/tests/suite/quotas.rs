@@ -1,0 +1,213 @@
+//! Quota groups on volumes in memory: deletions that are half done, damage, and what works at a
+//! limit.
+
+use crate::volume::{HEADER_BYTES, SLOT_BYTES, TestVolume, new, word};
+use butternut::format::quota::{QgroupId, STATUS_INCONSISTENT, STATUS_RESCAN};
+use butternut::{
+    Allocate, AttributeFlags, FileId, Filesystem, Follow, MountOptions, Privileges, QgroupLimits,
+    SnapshotAccess,
+};
+use std::cell::Cell;
+
+/// Opens a volume without a thread that commits or cleans.
+fn open(volume: &TestVolume) -> Filesystem {
+    let options = MountOptions::default().read_only(false).commit_seconds(0);
+    Filesystem::open_devices(volume.devices(), &options).unwrap()
+}
+
+/// An extent that many leaves of a deleted subvolume name, some of which earlier commits have
+/// freed: the commits that free the rest do not read them.
+#[test]
+fn leaves_that_a_deletion_has_freed_are_not_read_again() {
+    const BLOCKS: u64 = 4096;
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let root = fs.root();
+    let one = fs.create_subvolume(root, b"one", &new(0o755)).unwrap();
+    let file = fs.create_path(b"one/file", &new(0o644)).unwrap();
+    // One extent ...
+    file.allocate(0..BLOCKS * 4096, Allocate::Extend).unwrap();
+    fs.sync().unwrap();
+    // ... that is not newer than the last snapshot of `one` ...
+    fs.snapshot(one, root, b"two", SnapshotAccess::ReadWrite).unwrap();
+    // ... and that thousands of items name, in leaves that only `one` has.
+    for block in (0..BLOCKS).step_by(2) {
+        file.write_at(block * 4096, &[7; 4096]).unwrap();
+    }
+    drop(file);
+    fs.sync().unwrap();
+    fs.delete_subvolume(root, b"one").unwrap();
+    let left = Cell::new(1_u32);
+    fs.clean_subvolumes_while(&|| left.replace(left.get().saturating_sub(1)) > 0).unwrap();
+    fs.close().unwrap();
+    // The cache is empty, and what was freed has other contents.
+    let fs = open(&volume);
+    fs.trim(0).unwrap();
+    fs.clean_subvolumes().unwrap();
+    fs.sync().unwrap();
+    assert!(fs.quota_error().is_none(), "{:?}", fs.quota_error());
+    let errors: u64 = fs.stats().devices.iter().map(|d| d.corruption_errors).sum();
+    assert_eq!(errors, 0, "a freed block was read and counted as damage");
+    let before = fs.quotas().unwrap().unwrap().groups;
+    fs.rescan_quotas().unwrap();
+    assert_eq!(before, fs.quotas().unwrap().unwrap().groups);
+    drop(volume.reopen(fs));
+}
+
+fn each_item(block: &mut [u8], mut see: impl FnMut(u8, &mut [u8]) -> bool) -> bool {
+    let mut is_changed = false;
+    for slot in 0..word(block, 96) {
+        let at = HEADER_BYTES + slot * SLOT_BYTES;
+        let (kind, from, len) = (block[at + 8], word(block, at + 17), word(block, at + 21));
+        let from = HEADER_BYTES + from;
+        is_changed |= see(kind, &mut block[from..from + len]);
+    }
+    is_changed
+}
+
+/// A rescan that the kernel has begun, and that fails here, is not left for the kernel as one that
+/// has nothing left to scan: it would take the numbers as exact.
+#[test]
+fn a_rescan_that_fails_is_not_one_that_is_nearly_done() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    assert!(fs.enable_quotas().unwrap());
+    fs.create_path(b"file", &new(0o644)).unwrap().write_at(0, &vec![1; 300_000]).unwrap();
+    fs.close().unwrap();
+    let mut is_broken = false;
+    let volume = volume.with_leaves(|block| {
+        let owner = u64::from_le_bytes(block[88..96].try_into().unwrap());
+        match owner {
+            // QGROUP_STATUS: version, generation, flags.
+            8 => each_item(block, |kind, data| {
+                if kind == 240 {
+                    data[16] |= 2;
+                }
+                kind == 240
+            }),
+            // A data extent with one reference more than it has.
+            2 => each_item(block, |kind, data| {
+                let is_data = kind == 168 && data[16] & 1 != 0 && data[0] == 1;
+                if is_data {
+                    data[0] = 2;
+                    is_broken = true;
+                }
+                is_data
+            }),
+            _ => false,
+        }
+    });
+    assert!(is_broken);
+    let fs = volume.open();
+    fs.create_path(b"other", &new(0o644)).unwrap();
+    fs.sync().unwrap();
+    assert!(fs.quota_error().is_some());
+    let flags = fs.quotas().unwrap().unwrap().status.flags;
+    assert_ne!(flags & STATUS_INCONSISTENT, 0);
+    assert_eq!(flags & STATUS_RESCAN, 0, "with a progress of u64::MAX the kernel ends it at once");
+}
+
+/// Sets the limit of a subvolume to what it uses.
+fn fill(fs: &Filesystem, id: u64) {
+    fs.sync().unwrap();
+    let quotas = fs.quotas().unwrap().unwrap();
+    let group = quotas.groups.iter().find(|group| group.id.0 == id).unwrap();
+    let limits = QgroupLimits { referenced: Some(group.usage.referenced), exclusive: None };
+    fs.limit_qgroup(QgroupId(id), limits).unwrap();
+}
+
+/// A write in place was accepted: its inode item is written at the limit, too.
+#[test]
+fn a_sync_at_a_limit_writes_the_times_of_a_file_that_is_written_in_place() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let id = fs.create(FileId::root_of(sub), b"file", &new(0o644)).unwrap();
+    fs.set_attribute_flags(id, AttributeFlags(0x0080_0000)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, &vec![1; 1 << 20]).unwrap();
+    fill(&fs, sub);
+    file.write_at(4096, &[2; 8192]).unwrap();
+    let mtime = fs.stat(id).unwrap().mtime;
+    fs.sync().unwrap();
+    fs.snapshot(sub, fs.root(), b"snap", SnapshotAccess::ReadOnly).unwrap();
+    drop(file);
+    let fs = volume.reopen(fs);
+    let id = fs.resolve(b"sub/file", Follow::Last).unwrap();
+    assert_eq!(fs.stat(id).unwrap().mtime, mtime);
+}
+
+/// A file can be made shorter at the limit, also to the middle of a block.
+#[test]
+fn a_file_can_be_cut_at_a_limit() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
+    file.write_at(0, &vec![1; 100_000]).unwrap();
+    fill(&fs, sub);
+    file.truncate(5000).unwrap();
+    assert_eq!(file.len(), 5000);
+    // Law 1 of `truncate`, after there is room again.
+    fs.limit_qgroup(QgroupId(sub), QgroupLimits::default()).unwrap();
+    file.truncate(9000).unwrap();
+    let mut bytes = [9; 4000];
+    file.read_exact_at(5000, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 4000]);
+    drop(file);
+    drop(volume.reopen(fs));
+}
+
+/// What a direct write has replaced is charged no longer when the limit is asked for.
+#[test]
+fn a_block_is_rewritten_directly_as_often_as_wanted_near_a_limit() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
+    file.write_at(0, &vec![1; 1 << 20]).unwrap();
+    fs.sync().unwrap();
+    let quotas = fs.quotas().unwrap().unwrap();
+    let group = quotas.groups.iter().find(|group| group.id.0 == sub).unwrap();
+    let limit = group.usage.referenced + (1 << 20);
+    fs.limit_qgroup(QgroupId(sub), QgroupLimits { referenced: Some(limit), exclusive: None })
+        .unwrap();
+    for number in 0..200_u8 {
+        // 200 * 16 KiB are more than the 1 MiB that is left; never more than 16 KiB are in use.
+        file.write_direct(0, &[number; 16384], Privileges::Keep).unwrap();
+    }
+    drop(file);
+    drop(volume.reopen(fs));
+}
+
+/// A log is replayed for reading whatever the quota tree has.
+#[test]
+fn a_log_is_replayed_for_reading_on_a_volume_with_a_damaged_quota_tree() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    fs.create_path(b"old", &new(0o644)).unwrap();
+    fs.sync().unwrap();
+    let file = fs.create_path(b"logged", &new(0o644)).unwrap();
+    file.write_at(0, &[5; 9000]).unwrap();
+    file.sync_all().unwrap();
+    let copy = volume.copy();
+    let copy = copy.with_leaves(|block| {
+        if u64::from_le_bytes(block[88..96].try_into().unwrap()) != 8 {
+            return false;
+        }
+        for slot in 0..word(block, 96) {
+            let at = HEADER_BYTES + slot * SLOT_BYTES;
+            if block[at + 8] == 240 {
+                block[HEADER_BYTES + word(block, at + 17)] = 2; // an unknown version
+            }
+        }
+        true
+    });
+    let read = Filesystem::open_devices(copy.devices(), &MountOptions::default()).unwrap();
+    assert!(read.resolve(b"logged", Follow::Last).is_ok(), "the fsynced file is not shown");
+}
