@@ -169,7 +169,7 @@ impl FileState {
             let forest = self.source.forest();
             // The run of the queue is charged to no file; what a write takes of it is.
             match forest.charge_data(self.tree_id(), bytes, bytes) {
-                // The caller, with the file to itself, first gives back what is charged to it.
+                // The caller, with the file to itself, first frees what is charged for nothing.
                 Err(TreeError::QuotaExceeded { .. }) => return Ok(None),
                 charged => charged?,
             };

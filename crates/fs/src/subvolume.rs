@@ -145,8 +145,8 @@ impl Filesystem {
     /// Returns the link of subvolume `id`, whose entry is a name in a directory.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it has no parent; [`Error::Corrupt`] if its reference in the root tree
-    /// names another entry.
+    /// [`Error::NotFound`] if it has no parent; [`Error::Corrupt`] if its reference in the root
+    /// tree names another entry.
     fn subvolume_link_at(&self, id: TreeId, entry: (FileId, &[u8])) -> Result<SubvolumeLink> {
         let (dir, name) = entry;
         let link = names::parent_link(&self.forest().root_tree(), id)?.ok_or(Error::NotFound)?;

@@ -225,10 +225,27 @@ fn a_commit_of_superblock_changes_alone_can_be_opened() {
     assert_eq!(forest.root_tree().root().generation, generation);
 }
 
-/// A device that runs a closure on another thread at its next flush.
+/// When a device is interrupted.
+#[derive(PartialEq)]
+enum Interruption {
+    Write,
+    Flush,
+}
+
+/// A device that runs a closure on another thread at its next write or flush.
 struct Interrupting {
     inner: Arc<dyn Device>,
+    at: Interruption,
     call: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Interrupting {
+    fn interrupt(&self, at: &Interruption) {
+        let call = self.call.lock().expect("no panics").take_if(|_| self.at == *at);
+        if let Some(call) = call {
+            std::thread::spawn(call).join().expect("no panics");
+        }
+    }
 }
 
 impl std::fmt::Debug for Interrupting {
@@ -255,14 +272,12 @@ impl Device for Interrupting {
     }
 
     fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
+        self.interrupt(&Interruption::Write);
         self.inner.write_at(offset, memory)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
-        let call = self.call.lock().expect("no panics").take();
-        if let Some(call) = call {
-            std::thread::spawn(call).join().expect("no panics");
-        }
+        self.interrupt(&Interruption::Flush);
         self.inner.flush()
     }
 
@@ -278,7 +293,8 @@ impl Device for Interrupting {
 #[test]
 fn a_label_set_while_a_commit_is_written_is_in_the_next_commit() {
     let inner = fresh(256 * MIB);
-    let device = Arc::new(Interrupting { inner: Arc::clone(&inner), call: Mutex::default() });
+    let at = Interruption::Flush;
+    let device = Arc::new(Interrupting { inner: Arc::clone(&inner), at, call: Mutex::default() });
     let dynamic: Arc<dyn Device> = Arc::<Interrupting>::clone(&device);
     let forest = open(&dynamic);
     forest.set_label(b"before").unwrap();
@@ -299,7 +315,8 @@ fn a_commit_fails_if_another_thread_got_the_error_of_its_flush() {
     let inner = fresh(256 * MIB);
     let faulty = Arc::new(FaultyDevice::new(Arc::clone(&inner), 1));
     let dynamic: Arc<dyn Device> = Arc::<FaultyDevice>::clone(&faulty);
-    let device = Arc::new(Interrupting { inner: dynamic, call: Mutex::default() });
+    let at = Interruption::Write;
+    let device = Arc::new(Interrupting { inner: dynamic, at, call: Mutex::default() });
     let dynamic: Arc<dyn Device> = Arc::<Interrupting>::clone(&device);
     let forest = open(&dynamic);
     forest.set_label(b"before").unwrap();

@@ -145,9 +145,9 @@ impl File {
         Ok(length(written))
     }
 
-    /// Makes a range of this file a hole, up to the end of the file, or from there on: the file then
-    /// ends at the end of the range. Returns the number of bytes. A change that fails leaves each
-    /// byte as it was, or zero.
+    /// Makes a range of this file a hole, up to the end of the file, or from there on: the file
+    /// then ends at the end of the range. Returns the number of bytes. A change that fails leaves
+    /// each byte as it was, or zero.
     fn copy_hole(&self, range: Range<u64>, privileges: Privileges) -> Result<u64> {
         let _watch = self.watch_panics();
         self.alter(privileges, |file, inode, stamp| {
