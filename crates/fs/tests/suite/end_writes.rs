@@ -65,7 +65,7 @@ fn writing_ends_also_where_something_cannot_be_written() {
     file.write_at(0, &[1; 8192]).unwrap();
     fs.sync().unwrap();
     file.write_direct(0, &[2; 4096], Privileges::Keep).unwrap();
-    injector.fail_growth();
+    injector.fail_every(1);
     fs.end_writes();
     injector.fail_none();
     let written = volume.devices()[0].counters().now();
