@@ -37,19 +37,32 @@ fn workload(seed: u64) -> Workload {
     }
 }
 
-/// `BUTTERNUT_SCRIPT=PATH` checks the crashes of one script.
-#[test]
-fn a_given_script_survives_every_crash() {
-    let Some(path) = std::env::var_os("BUTTERNUT_SCRIPT") else { return };
-    let script = script::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
-    let seed = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
-    let workload = workload(seed.unwrap_or(0));
+/// Checks the crashes of one script. `seed` chooses them.
+fn check_script(text: &str, seed: u64) {
+    let (script, workload) = (script::parse(text).unwrap(), workload(seed));
     let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
     let record =
         workload.record(&LibraryEngine, base, workload.generator(), Some(&script)).unwrap();
     let record = record.unwrap_or_else(|found| panic!("{found}"));
     let verdict = workload.judge(&LibraryEngine, &record);
     assert_eq!(verdict.failed, 0, "{verdict}");
+}
+
+/// `BUTTERNUT_SCRIPT=PATH` checks the crashes of one script.
+#[test]
+fn a_given_script_survives_every_crash() {
+    let Some(path) = std::env::var_os("BUTTERNUT_SCRIPT") else { return };
+    let seed = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
+    check_script(&std::fs::read_to_string(path).unwrap(), seed.unwrap_or(0));
+}
+
+/// Scripts whose crashes were judged wrongly: a durable write that was refused, because the file
+/// had become immutable, makes nothing durable; and a commit may separate the blocks that a copy
+/// shares from the bytes that it writes after them.
+#[test]
+fn kept_scripts_survive_every_crash() {
+    check_script(include_str!("library_crash_scripts/refused_durable_write.jsonl"), 7070);
+    check_script(include_str!("library_crash_scripts/copy_cut_by_a_commit.jsonl"), 265);
 }
 
 /// Crashes of workloads whose files are compressed.
