@@ -39,10 +39,11 @@ fn workload(seed: u64) -> Workload {
 
 /// Checks the crashes of one script. `seed` chooses them.
 fn check_script(text: &str, seed: u64) {
-    let (script, workload) = (script::parse(text).unwrap(), workload(seed));
-    let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
-    let record =
-        workload.record(&LibraryEngine, base, workload.generator(), Some(&script)).unwrap();
+    let (script, workload) = (script::parse(text).expect("a script"), workload(seed));
+    let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).expect("a volume");
+    let record = workload
+        .record(&LibraryEngine, base, workload.generator(), Some(&script))
+        .expect("the engine runs");
     let record = record.unwrap_or_else(|found| panic!("{found}"));
     let verdict = workload.judge(&LibraryEngine, &record);
     assert_eq!(verdict.failed, 0, "{verdict}");
