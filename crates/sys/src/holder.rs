@@ -19,7 +19,7 @@
 //! 4. An unprivileged user can choose the source of a mount: with FUSE it is any string. So a mount
 //!    counts as a user of the device that its source names only if its filesystem type takes a
 //!    block device.
-//! 5. A search for the text of a message or for law 2 takes a limited time ([`Search::hint`]). One
+//! 5. A search for the text of a message or for law 2 takes a limited time (`Search::hint`). One
 //!    on which the open depends (law 1) takes longer, and makes the disk busy if it is cut.
 
 use crate::file::DiskKind;

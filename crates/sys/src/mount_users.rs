@@ -6,7 +6,7 @@
 //! 2. No function here waits for the mounted filesystem, which may not respond. Descriptors are
 //!    compared by the mount id that `/proc` shows, directories by a `statx` that does not call the
 //!    filesystem.
-//! 3. The search for processes takes a limited time ([`Search::hint`]).
+//! 3. The search for processes takes a limited time (`Search::hint`).
 
 use crate::holder::process_name;
 use crate::mounts::{self, Mount};

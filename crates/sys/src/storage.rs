@@ -11,13 +11,13 @@
 //!    paths and mount namespaces.
 //! 2. A disk is a window of bytes of its storage. Two disks conflict if they share a byte. A window
 //!    whose position is not known is the whole storage.
-//! 3. A search stops after more than [`DEPTH_MAX`] squared layers, and follows [`DEPTH_MAX`] slaves
+//! 3. A search stops after more than `DEPTH_MAX` squared layers, and follows `DEPTH_MAX` slaves
 //!    of a device.
 //! 4. A loop device whose file is on a network or FUSE filesystem is skipped, unless the disk
 //!    itself is there too: a server that does not respond blocks only its own volumes
-//!    ([`served`]).
+//!    (`served`).
 //! 5. A file of an overlay and the file beneath it in the upper directory have the same bytes. An
-//!    open of the former finds the latter ([`overlay`]).
+//!    open of the former finds the latter (`overlay`).
 
 pub(crate) mod overlay;
 mod served;

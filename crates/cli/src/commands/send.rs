@@ -2,7 +2,7 @@
 //!
 //! 1. A stream that is not complete is a failure, also where nothing reads the rest of it: it may
 //!    be a backup.
-//! 2. All arguments are checked before FILE is opened ([`file`]).
+//! 2. All arguments are checked before FILE is opened ([`mod@file`]).
 
 mod file;
 
