@@ -12,6 +12,8 @@
 //! {"ask":"synchronous","is_on":true}             {"ok":null}
 //! {"ask":"commit"}                               {"ok":null}
 //! {"ask":"clone","subvolume":{"id":256}}         {"ok":null}, and a mount descriptor
+//! {"ask":"quota","change":"enable"}              {"ok":null}
+//! {"ask":"quotas","from":0}                      {"ok":{"is_enabled":true,"groups":[...],...}}
 //! anything else                                  {"error":"why"}
 //! ```
 //!
@@ -37,6 +39,7 @@
 //!    processes of others, which may not respond.
 
 pub(crate) mod client;
+pub(crate) mod quotas;
 pub(crate) mod server;
 
 use std::ffi::OsString;
@@ -57,6 +60,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use quotas::QuotaChange;
 
 /// Maximum length of a request line, in bytes.
 const REQUEST_BYTES_MAX: usize = 4 << 10;
@@ -90,13 +95,21 @@ pub(crate) enum Request {
     Clone {
         subvolume: SubvolumeSelector,
     },
+    /// A change of the quotas.
+    Quota {
+        change: QuotaChange,
+    },
+    /// A page of the report of the quotas, from a group on.
+    Quotas {
+        from: u64,
+    },
 }
 
 impl Request {
     /// Returns whether the response may have to wait for a device (law 2).
     fn waits_for_device(&self) -> bool {
         match self {
-            Self::Commit | Self::Clone { .. } => true,
+            Self::Commit | Self::Clone { .. } | Self::Quota { .. } | Self::Quotas { .. } => true,
             Self::Stats { .. }
             | Self::Tunables
             | Self::Set { .. }
@@ -317,6 +330,13 @@ mod tests {
         check(&Request::Set { key, value }, set);
         check(&Request::Synchronous { is_on: true }, r#"{"ask":"synchronous","is_on":true}"#);
         check(&Request::Commit, r#"{"ask":"commit"}"#);
+        let change = QuotaChange::Enable;
+        check(&Request::Quota { change }, r#"{"ask":"quota","change":"enable"}"#);
+        let change = QuotaChange::Assign { child: 256, parent: 1 << 48 };
+        let assign =
+            r#"{"ask":"quota","change":{"assign":{"child":256,"parent":281474976710656}}}"#;
+        check(&Request::Quota { change }, assign);
+        check(&Request::Quotas { from: 0 }, r#"{"ask":"quotas","from":0}"#);
         let error = Response::Error("why".to_owned());
         assert_eq!(serde_json::to_string(&error).unwrap(), r#"{"error":"why"}"#);
     }

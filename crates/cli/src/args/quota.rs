@@ -10,17 +10,25 @@ Quotas count the bytes on disk that each subvolume refers to, and how many of th
 subvolume refers to. Each commit writes numbers that are exact. While they are enabled, snapshots
 and deletions of subvolumes cost time in proportion to what is shared.
 
-Enabling, and a rescan, read all references of the volume, and no data.";
+Enabling, and a rescan, read all references of the volume, and no data.
+
+VOLUME may be a directory of a volume that `butternut mount` serves: its process makes the change.
+Only the owner of the mount and root reach it.";
 
 const QGROUP_HELP: &str = "\
 A quota group is named LEVEL/NUMBER. Each subvolume has the group 0/ID. A group of a higher level
 includes the groups that were assigned to it: what they share counts once.
 
-The numbers are computed again whenever a group is assigned or removed from another one.";
+The numbers are computed again whenever a group is assigned or removed from another one. They are
+those of the last commit.
+
+VOLUME may be a directory of a volume that `butternut mount` serves.";
 
 const LIMIT_HELP: &str = "\
 A write that would exceed a limit fails with EDQUOT, before it changes anything. Deletions succeed;
-what they free can be used after the next commit. A limit may be below what is in use already.";
+what they free can be used after the next commit. A limit may be below what is in use already.
+
+VOLUME may be a directory of a volume that `butternut mount` serves.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaCommand {
@@ -28,11 +36,13 @@ pub(crate) enum QuotaCommand {
     #[command(after_help = QUOTA_HELP)]
     Enable(VolumeArgs),
     /// Disable quotas, and remove all quota groups
+    #[command(after_help = QUOTA_HELP)]
     Disable(VolumeArgs),
     /// Compute the usage of all quota groups again
     #[command(after_help = QUOTA_HELP)]
     Rescan(VolumeArgs),
     /// Show whether quotas are enabled, and whether their numbers are exact
+    #[command(after_help = QUOTA_HELP)]
     Status(VolumesArgs),
 }
 
@@ -45,6 +55,7 @@ pub(crate) enum QgroupCommand {
     #[command(after_help = QGROUP_HELP)]
     Create(QgroupArgs),
     /// Remove a quota group that includes no other one
+    #[command(after_help = QGROUP_HELP)]
     Destroy(QgroupArgs),
     /// Make a quota group include another one
     #[command(after_help = QGROUP_HELP)]
@@ -53,6 +64,7 @@ pub(crate) enum QgroupCommand {
     #[command(after_help = LIMIT_HELP)]
     Limit(QgroupLimitArgs),
     /// Make a quota group no longer include another one
+    #[command(after_help = QGROUP_HELP)]
     Remove(QgroupPairArgs),
 }
 

@@ -1,58 +1,89 @@
-//! `quota enable`, `disable`, `rescan` and `status`.
+//! `quota enable`, `disable`, `rescan` and `status`; and how all commands for quotas reach a volume:
+//! an argument that is a directory names the mount that contains it, whose process makes the change.
 
 use std::io::Write;
+use std::path::Path;
 
-use butternut::format::quota::STATUS_INCONSISTENT;
-use butternut::{Error, Filesystem};
-
+use super::mounted;
 use super::transaction::Transaction;
 use crate::args::{GlobalArgs, QuotaCommand, VolumeArgs, VolumesArgs};
-use crate::failure::{Completion, Outcome};
+use crate::control::quotas::{QuotaChange, QuotaReport};
+use crate::control::{Request, client};
+use crate::failure::{Completion, Failure, Outcome};
+use crate::output::json::Object;
 use crate::output::{Output, json};
 use crate::volume::OpenVolume;
 
+/// Begins messages on what the process of a mount has responded.
+const COMMAND: &str = "quota";
+
 pub(crate) fn run(global: &GlobalArgs, command: &QuotaCommand, out: &mut Output) -> Outcome {
     match command {
-        QuotaCommand::Enable(args) => {
-            change(global, args, out, |filesystem| filesystem.enable_quotas().map(drop))
-        }
-        QuotaCommand::Disable(args) => {
-            change(global, args, out, |filesystem| filesystem.disable_quotas().map(drop))
-        }
-        QuotaCommand::Rescan(args) => change(global, args, out, Filesystem::rescan_quotas),
+        QuotaCommand::Enable(args) => change(global, args, out, QuotaChange::Enable),
+        QuotaCommand::Disable(args) => change(global, args, out, QuotaChange::Disable),
+        QuotaCommand::Rescan(args) => change(global, args, out, QuotaChange::Rescan),
         QuotaCommand::Status(args) => status(global, args, out),
     }
 }
 
-/// Runs a change of the quotas in a transaction of its own.
+/// Changes the quotas, in a transaction of its own.
 pub(super) fn change(
     global: &GlobalArgs,
     volume: &VolumeArgs,
     out: &mut Output,
-    change: impl FnOnce(&Filesystem) -> Result<(), Error>,
+    change: QuotaChange,
 ) -> Outcome {
+    if mounted::is_directory(&volume.volume) {
+        client::request(COMMAND, Path::new(&volume.volume), &Request::Quota { change })?;
+        if global.json {
+            let volume = Path::new(&volume.volume).display().to_string();
+            let no_paths: Vec<serde_json::Value> = Vec::new();
+            json::document(out, Object::new().put("volume", volume).put("changes", no_paths))?;
+        }
+        return Ok(Completion::Success);
+    }
     let transaction = Transaction::open(global, volume)?;
-    change(transaction.filesystem()).map_err(|error| transaction.failure(&error))?;
+    change.apply(transaction.filesystem()).map_err(|error| transaction.failure(&error))?;
     transaction.finish(global, out, |object| object)
 }
 
-fn status(global: &GlobalArgs, args: &VolumesArgs, out: &mut Output) -> Outcome {
-    let opened = OpenVolume::from_args(global, args)?;
-    let quotas = opened.filesystem.quotas().map_err(|error| opened.failure(&error))?;
-    let flags = quotas.as_ref().map(|quotas| quotas.status.flags);
-    let is_consistent = flags.map(|flags| flags & STATUS_INCONSISTENT == 0);
+/// Reads the quotas of a volume, with all groups.
+pub(super) fn report(global: &GlobalArgs, volume: &VolumesArgs) -> Result<QuotaReport, Failure> {
+    let mount = match volume.volume.as_slice() {
+        [path] if mounted::is_directory(path) => path,
+        _ => {
+            let opened = OpenVolume::from_args(global, volume)?;
+            let report = QuotaReport::read(&opened.filesystem, 0, usize::MAX);
+            return report.map_err(|error| opened.failure(&error));
+        }
+    };
+    let page = |from| {
+        let response = client::request(COMMAND, Path::new(mount), &Request::Quotas { from })?;
+        serde_json::from_value::<QuotaReport>(response)
+            .map_err(|error| Failure::new(COMMAND, format!("the response of the mount: {error}")))
+    };
+    let mut report = page(0)?;
+    while let Some(from) = report.next {
+        report.append(page(from)?).map_err(|why| Failure::new(COMMAND, why))?;
+    }
+    Ok(report)
+}
+
+fn status(global: &GlobalArgs, volume: &VolumesArgs, out: &mut Output) -> Outcome {
+    let report = report(global, volume)?;
+    let enabled = report.is_enabled;
     if global.json {
-        let object = json::Object::new()
-            .put("enabled", flags.is_some())
-            .put("consistent", is_consistent)
-            .put("groups", quotas.map(|quotas| quotas.groups.len()));
+        let object = Object::new()
+            .put("enabled", enabled)
+            .put("consistent", enabled.then_some(report.is_consistent))
+            .put("groups", enabled.then_some(report.count));
         json::document(out, object)?;
         return Ok(Completion::Success);
     }
-    writeln!(out, "Enabled:      {}", yes_no(flags.is_some()))?;
-    if let (Some(quotas), Some(is_consistent)) = (quotas, is_consistent) {
-        writeln!(out, "Inconsistent: {}", yes_no(!is_consistent))?;
-        writeln!(out, "Groups:       {}", quotas.groups.len())?;
+    writeln!(out, "Enabled:      {}", yes_no(enabled))?;
+    if enabled {
+        writeln!(out, "Inconsistent: {}", yes_no(!report.is_consistent))?;
+        writeln!(out, "Groups:       {}", report.count)?;
     }
     Ok(Completion::Success)
 }

@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
+use super::quotas::QuotaReport;
 use super::{Format, REQUEST_BYTES_MAX, Request, Response, SubvolumeSelector, directories, path};
 use super::{
     devices_name, make_directory, peer, receive, runtime_dir, send, send_descriptor, socket_name,
@@ -321,6 +322,15 @@ fn answer(served: &ServedMount, request: Request) -> Response {
                 let why = chain_with_hint(&error);
                 Response::Error(format!("the last changes could not be written: {why}"))
             }
+        },
+        Request::Quota { change } => change.apply(filesystem).map_or_else(
+            |error| Response::Error(chain_with_hint(&error)),
+            |()| Response::Ok(Value::Null),
+        ),
+        Request::Quotas { from } => match QuotaReport::page(filesystem, from) {
+            Ok(page) => serde_json::to_value(page)
+                .map_or_else(|error| Response::Error(error.to_string()), Response::Ok),
+            Err(error) => Response::Error(chain_with_hint(&error)),
         },
         Request::Clone { .. } => {
             Response::Error("a clone can only be sent over a connection".to_owned())

@@ -1,8 +1,9 @@
 //! Quotas and quota groups: what the commands print is what btrfs-progs prints, and the kernel has
 //! the groups and the limits that they set.
 
-use super::command::{butternut, run, shell};
+use super::command::{butternut, command, run, shell};
 use super::image::{build, kernel_tests_enabled};
+use butternut_undo::MountGuard;
 use std::path::{Path, PathBuf};
 
 /// Options of `qgroup show` whose output the kernel's mount gave for the image.
@@ -114,4 +115,114 @@ fn groups_and_limits_are_changed_for_the_kernel() {
     let rows: Vec<&str> = shown.lines().collect();
     let (before, after) = rows.split_at(rows.len() / 2);
     assert_eq!(before, after);
+}
+
+/// A program for commands, and a mount point.
+const ON_A_MOUNT: &str = r#"
+exec 2>&1
+cd "$M"
+try() {
+    out="$("$@" 2>&1)"
+    status=$?
+    said="$*: $status $out"
+    said="${said//$B/butternut}"
+    printf '%s\n' "${said//$M/M}"
+}
+user() { setpriv --reuid=12345 --regid=12345 --clear-groups "$@"; }
+try "$B" quota status .
+try "$B" qgroup show .
+try "$B" qgroup create 1/7 .
+"$B" subvolume create a b
+head -c 3M /dev/urandom > a/file
+cp --reflink=always a/file b/file || exit 1
+try "$B" quota enable "$M/a"
+try "$B" quota enable .
+try "$B" qgroup create 1/7 .
+try "$B" qgroup create 1/7 .
+try "$B" qgroup assign 0/256 1/7 .
+try "$B" qgroup assign 0/257 1/7 .
+try "$B" qgroup limit 5M 1/7 .
+try "$B" qgroup limit -e 1G 1/7 a
+try "$B" qgroup limit 1M 1/8 a
+try "$B" qgroup create 7 .
+try user "$B" quota status "$M"
+try user "$B" quota disable "$M"
+try sh -c 'head -c 4M /dev/zero > b/more'
+rm b/more
+try "$B" qgroup limit none 1/7 .
+try sh -c 'head -c 4M /dev/zero > b/more'
+rm b/more
+try "$B" qgroup remove 0/256 1/7 .
+"$B" subvolume snapshot a c
+try "$B" quota rescan .
+try "$B" quota status .
+"$B" --json quota status .
+"$B" --json quota rescan "$M"
+try "$B" quota status /proc
+"#;
+
+const ON_A_MOUNT_PRINTS: &[&str] = &[
+    "butternut quota status .: 0 Enabled:      no",
+    "butternut qgroup show .: 1 butternut: .: quotas are disabled",
+    "butternut quota enable M/a: 0 ",
+    "butternut quota enable .: 0 ",
+    "butternut qgroup create 1/7 .: 0 ",
+    "butternut qgroup assign 0/256 1/7 .: 0 ",
+    "butternut qgroup assign 0/257 1/7 .: 0 ",
+    "butternut qgroup limit 5M 1/7 .: 0 ",
+    "butternut qgroup limit -e 1G 1/7 a: 0 ",
+    "sh -c head -c 4M /dev/zero > b/more: 1 head: error writing 'standard output': Disk quota exceeded",
+    "butternut qgroup limit none 1/7 .: 0 ",
+    "sh -c head -c 4M /dev/zero > b/more: 0 ",
+    "butternut qgroup remove 0/256 1/7 .: 0 ",
+    "butternut quota rescan .: 0 ",
+    "butternut quota status .: 0 Enabled:      yes",
+    "Inconsistent: no",
+    "Groups:       5",
+];
+
+#[test]
+fn quotas_of_a_mounted_volume_are_changed_by_its_process() {
+    if !kernel_tests_enabled("quotas_of_a_mounted_volume_are_changed_by_its_process") {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (image, at) = (scratch.path().join("volume.img"), scratch.path().join("at"));
+    std::fs::create_dir(&at).unwrap();
+    let _guard = MountGuard::before_mount(&at).unwrap();
+    let (image, at) = (image.to_str().unwrap(), at.to_str().unwrap());
+    run("chmod", &["755", scratch.path().to_str().unwrap()].map(AsRef::as_ref));
+    butternut(&["mkfs", "--size", "256M", image]).ok();
+    butternut(&["mount", "-o", "allow_other", image, at]).ok();
+    let mut bash = std::process::Command::new("bash");
+    let program = command().get_program().to_os_string();
+    bash.arg("-c").arg(ON_A_MOUNT).env("B", program).env("M", at);
+    let printed = String::from_utf8(bash.output().unwrap().stdout).unwrap();
+    let shown = ["-pcre", "--raw"].map(|form| butternut(&["qgroup", "show", form, at]).ok());
+    let json = butternut(&["--json", "qgroup", "show", at]).ok();
+    butternut(&["umount", at]).ok();
+    let mut lines = printed.lines();
+    for expected in ON_A_MOUNT_PRINTS {
+        assert!(lines.any(|line| line == *expected), "{expected}\n{printed}");
+    }
+    for (command, why) in [
+        ("butternut qgroup create 1/7 .: 1", "disabled"),
+        ("butternut qgroup create 1/7 .: 1", "quota group"),
+        ("butternut qgroup limit 1M 1/8 a: 1", "quota group"),
+        ("butternut qgroup create 7 .: 1", "LEVEL/NUMBER"),
+        ("butternut quota status M: 1", "only its owner and root"),
+        ("butternut quota disable M: 1", "only its owner and root"),
+        ("butternut quota status /proc: 1", "no butternut mount"),
+    ] {
+        let mut lines = printed.lines().zip(printed.lines().skip(1));
+        let is_it = |(line, next): (&str, &str)| {
+            line.contains(command) && (line.contains(why) || next.contains(why))
+        };
+        assert!(lines.any(is_it), "{command} {why}\n{printed}");
+    }
+    let offline = ["-pcre", "--raw"].map(|form| butternut(&["qgroup", "show", form, image]).ok());
+    assert_eq!(shown, offline);
+    assert_eq!(json, butternut(&["--json", "qgroup", "show", image]).ok());
+    let report = run("btrfs", &["check", "--qgroup-report", image].map(AsRef::as_ref));
+    assert!(report.contains("Counts for qgroup id: 0/258 are the same"), "{report}");
 }

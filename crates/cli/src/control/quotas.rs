@@ -1,0 +1,229 @@
+//! Changes and reports of quotas, in the form that the control socket carries. Commands for a volume
+//! that is not mounted use the same ones.
+//!
+//! Laws:
+//!
+//! 1. A report has at most about [`PAGE_BYTES_MAX`] bytes; the client requests the rest. Its pages
+//!    may be of different commits.
+//! 2. What a process responds is checked as any input: a page that does not go on is refused.
+
+use butternut::format::quota::{QgroupId, STATUS_INCONSISTENT};
+use butternut::{Filesystem, Qgroup, QgroupLimits, QgroupUsage, TOP_LEVEL};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Bytes of a page of the report, about: the paths and the parents of its groups as JSON.
+const PAGE_BYTES_MAX: usize = 1 << 20;
+
+/// A change of the quotas. Groups have the ids of the format.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum QuotaChange {
+    Enable,
+    Disable,
+    Rescan,
+    Create {
+        group: u64,
+    },
+    Remove {
+        group: u64,
+    },
+    Assign {
+        child: u64,
+        parent: u64,
+    },
+    Unassign {
+        child: u64,
+        parent: u64,
+    },
+    /// One of the limits of a group, in bytes; none is no limit.
+    Limit {
+        group: u64,
+        is_exclusive: bool,
+        bytes: Option<u64>,
+    },
+}
+
+impl QuotaChange {
+    /// Makes the change, which is durable afterwards.
+    ///
+    /// # Errors
+    /// As the methods of [`Filesystem`] that it calls.
+    pub(crate) fn apply(&self, filesystem: &Filesystem) -> Result<(), butternut::Error> {
+        let id = QgroupId;
+        match *self {
+            Self::Enable => filesystem.enable_quotas().map(drop),
+            Self::Disable => filesystem.disable_quotas().map(drop),
+            Self::Rescan => filesystem.rescan_quotas(),
+            Self::Create { group } => filesystem.create_qgroup(id(group)),
+            Self::Remove { group } => filesystem.remove_qgroup(id(group)),
+            Self::Assign { child, parent } => filesystem.assign_qgroup(id(child), id(parent)),
+            Self::Unassign { child, parent } => filesystem.unassign_qgroup(id(child), id(parent)),
+            Self::Limit { group, is_exclusive, bytes } => {
+                let quotas = filesystem.quotas()?;
+                let groups = quotas.iter().flat_map(|quotas| &quotas.groups);
+                let known = groups.into_iter().find(|known| known.id == id(group));
+                let mut limits = known.map(|group| group.limits).unwrap_or_default();
+                let place =
+                    if is_exclusive { &mut limits.exclusive } else { &mut limits.referenced };
+                *place = bytes;
+                filesystem.limit_qgroup(id(group), limits)
+            }
+        }
+    }
+}
+
+/// The quotas of a volume; those of one page, in a response.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct QuotaReport {
+    pub(crate) is_enabled: bool,
+    pub(crate) is_consistent: bool,
+    /// By rising id.
+    pub(crate) groups: Vec<GroupReport>,
+    /// The number of groups of the volume.
+    pub(crate) count: usize,
+    /// Where the next page begins, if this is not the last one.
+    pub(crate) next: Option<u64>,
+}
+
+/// A quota group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GroupReport {
+    pub(crate) id: u64,
+    pub(crate) referenced: u64,
+    pub(crate) exclusive: u64,
+    pub(crate) max_referenced: Option<u64>,
+    pub(crate) max_exclusive: Option<u64>,
+    pub(crate) parents: Vec<u64>,
+    pub(crate) subvolume: GroupSubvolume,
+}
+
+/// The subvolume of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum GroupSubvolume {
+    None,
+    /// Deleted, and not yet cleaned.
+    Deleted,
+    /// Its path from the top level.
+    Path(Vec<u8>),
+}
+
+impl QuotaReport {
+    /// Reports the groups from an id on: those of one page, or all.
+    ///
+    /// # Errors
+    /// A tree cannot be read.
+    pub(crate) fn read(
+        filesystem: &Filesystem,
+        from: u64,
+        bytes_max: usize,
+    ) -> Result<Self, butternut::Error> {
+        let Some(quotas) = filesystem.quotas()? else { return Ok(Self::disabled()) };
+        let subvolumes = filesystem.subvolumes()?.into_iter();
+        let mut paths: BTreeMap<u64, _> = subvolumes.map(|found| (found.id, found.path)).collect();
+        paths.insert(TOP_LEVEL, Some(Vec::new()));
+        let mut report = Self {
+            is_enabled: true,
+            is_consistent: quotas.status.flags & STATUS_INCONSISTENT == 0,
+            groups: Vec::new(),
+            count: quotas.groups.len(),
+            next: None,
+        };
+        let mut bytes = 0_usize;
+        for group in quotas.groups.iter().filter(|group| group.id.0 >= from) {
+            if bytes >= bytes_max {
+                report.next = Some(group.id.0);
+                break;
+            }
+            let reported = GroupReport::of(group, paths.remove(&group.id.0));
+            bytes = bytes.saturating_add(reported.json_bytes());
+            report.groups.push(reported);
+        }
+        Ok(report)
+    }
+
+    /// Reports one page, as a response.
+    pub(crate) fn page(filesystem: &Filesystem, from: u64) -> Result<Self, butternut::Error> {
+        Self::read(filesystem, from, PAGE_BYTES_MAX)
+    }
+
+    fn disabled() -> Self {
+        Self { is_enabled: false, is_consistent: true, groups: Vec::new(), count: 0, next: None }
+    }
+
+    /// Adds the next page (law 2).
+    ///
+    /// # Errors
+    /// The page does not go on.
+    pub(crate) fn append(&mut self, page: Self) -> Result<(), String> {
+        let last = self.groups.last().map(|group| group.id);
+        let first = page.groups.first().map(|group| group.id);
+        if first.is_none() && page.next.is_some() || first.is_some() && first <= last {
+            return Err("its report does not go on".to_owned());
+        }
+        self.is_consistent &= page.is_consistent;
+        self.groups.extend(page.groups);
+        self.next = page.next;
+        Ok(())
+    }
+}
+
+impl GroupReport {
+    fn of(group: &Qgroup, path: Option<Option<Vec<u8>>>) -> Self {
+        let QgroupUsage { referenced, exclusive } = group.usage;
+        let QgroupLimits { referenced: max_referenced, exclusive: max_exclusive } = group.limits;
+        Self {
+            id: group.id.0,
+            referenced,
+            exclusive,
+            max_referenced,
+            max_exclusive,
+            parents: group.parents.iter().map(|parent| parent.0).collect(),
+            subvolume: match path {
+                None => GroupSubvolume::None,
+                Some(None) => GroupSubvolume::Deleted,
+                Some(Some(path)) => GroupSubvolume::Path(path),
+            },
+        }
+    }
+
+    /// Returns the size in a response, about.
+    fn json_bytes(&self) -> usize {
+        let path = match &self.subvolume {
+            GroupSubvolume::Path(path) => path.len(),
+            GroupSubvolume::None | GroupSubvolume::Deleted => 0,
+        };
+        let numbers = self.parents.len().saturating_mul(20);
+        path.saturating_mul(4).saturating_add(numbers).saturating_add(200)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GroupReport, GroupSubvolume, QuotaReport};
+
+    fn page(ids: &[u64], next: Option<u64>) -> QuotaReport {
+        let group = |id: &u64| GroupReport {
+            id: *id,
+            referenced: 0,
+            exclusive: 0,
+            max_referenced: None,
+            max_exclusive: None,
+            parents: Vec::new(),
+            subvolume: GroupSubvolume::None,
+        };
+        let groups = ids.iter().map(group).collect();
+        QuotaReport { is_enabled: true, is_consistent: true, groups, count: 9, next }
+    }
+
+    #[test]
+    fn a_report_that_does_not_go_on_is_refused() {
+        let mut report = page(&[5, 256], Some(257));
+        report.append(page(&[257], Some(258))).expect("the next page");
+        report.append(page(&[], Some(258))).expect_err("nothing, and more");
+        report.append(page(&[257], None)).expect_err("the same again");
+        report.append(page(&[258], None)).expect("the last page");
+        assert_eq!((report.groups.len(), report.next), (4, None));
+    }
+}
