@@ -142,13 +142,15 @@ impl FileState {
             at = SECTOR_BYTES;
             range.note_done(at, done);
         }
+        let mut items = STEP_ITEMS;
         while at < range.block_bytes() {
             let inline = inline.as_ref().filter(|_| at == 0);
-            let shared = self.share_part(source, range, (at, inline), STEP_ITEMS, &mut *update);
+            let shared = self.share_part(source, range, (at, inline), items, &mut *update);
             at = match shared {
-                Err(error) if error.is_no_space() => {
-                    let items = FULL_VOLUME_STEP_ITEMS;
-                    self.share_part(source, range, (at, inline), items, &mut *update)?
+                Err(error) if error.is_no_space() && items > FULL_VOLUME_STEP_ITEMS => {
+                    // The rest, too: each attempt with more items would commit first.
+                    items = FULL_VOLUME_STEP_ITEMS;
+                    continue;
                 }
                 shared => shared?,
             };

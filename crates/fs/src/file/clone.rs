@@ -20,7 +20,7 @@ use crate::background::merger::MergeScope;
 use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Error, File, Filesystem, Privileges, Result};
-use butternut_file::{CloneRange, FileState, FileView};
+use butternut_file::{CloneRange, ErrorCursor, FileState, FileView};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::{SECTOR_BYTES, length};
 use butternut_pages::WritebackReason;
@@ -195,8 +195,9 @@ impl File {
         let _watch = self.watch_panics();
         let request = Request { range, is_same_file: self.id() == other.id() };
         let first: Cell<Option<CloneRange>> = Cell::new(None);
+        let errors_before = other.view().error_position();
         self.with_space(|| {
-            self.with_pair(other, |pair, locked| {
+            self.with_pair((other, &errors_before), |pair, locked| {
                 let inode = pair.filesystem.attributes(pair.target)?;
                 self.may_clone_to(&inode, range.to)?;
                 let view = pair.source_view(locked)?;
@@ -238,8 +239,9 @@ impl File {
         let _watch = self.watch_panics();
         let is_same_file = self.id() == other.id();
         let request = Request { range: CloneRange { from, to, bytes }, is_same_file };
+        let errors_before = other.view().error_position();
         self.with_space(|| {
-            self.with_pair(other, |pair, locked| {
+            self.with_pair((other, &errors_before), |pair, locked| {
                 let inode = pair.filesystem.attributes(pair.target)?;
                 self.may_clone_to(&inode, to)?;
                 let view = pair.source_view(locked)?;
@@ -263,10 +265,11 @@ impl File {
         })
     }
 
-    /// Locks this file, the target, and `source`, and calls `run` for them (law 1).
+    /// Locks this file, the target, and `source`, and calls `run` for them (law 1). Fails if data of
+    /// the source was lost since `errors_before`, also in an earlier attempt (law 2).
     fn with_pair<R>(
         &self,
-        source: &Self,
+        (source, errors_before): (&Self, &ErrorCursor),
         run: impl FnOnce(&Pair<'_>, &mut LockedInodes<'_>) -> Result<R>,
     ) -> Result<R> {
         let pin = self.pin()?;
@@ -277,7 +280,6 @@ impl File {
         let source = source.filter(|source| is_here(source.filesystem()));
         let source = source.ok_or(Error::CrossesFilesystems)?.entry();
         let target = pin.entry();
-        let errors_before = view.error_position();
         let mut flushed = Ok(());
         if filesystem.shared.source.has_flusher() {
             // Most of the data is written back while other operations may still use the files.
@@ -299,7 +301,7 @@ impl File {
         };
         pair.check_checksums()?;
         // What another thread was writing back has been completed by now, or is lost (law 2).
-        view.error_after(&errors_before).map_or(Ok(()), |error| Err(Error::from(error)))?;
+        view.error_after(errors_before).map_or(Ok(()), |error| Err(Error::from(error)))?;
         run(&pair, &mut locked)
     }
 
@@ -398,11 +400,12 @@ impl Pair<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Filesystem, MountOptions, NewInode};
+    use crate::{Filesystem, MountOptions, NewInode, Privileges};
     use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
     use butternut_format::chunk::BlockGroupFlags;
     use butternut_mkfs::MkfsOptions;
     use butternut_pages::WritebackReason;
+    use butternut_tree::EnospcInjector;
     use std::sync::Arc;
     use std::thread;
 
@@ -463,6 +466,46 @@ mod tests {
             drop((source, target, entry));
             drop(fs.sync());
             fs.close().unwrap();
+        }
+    }
+
+    /// The first attempt finds no space before it writes the source back. What is written back before
+    /// the second one is lost.
+    #[test]
+    fn data_of_the_source_that_is_lost_between_two_attempts_is_an_error_of_the_call() {
+        for nth in 8..64 {
+            let memory = Arc::new(MemoryDevice::new("memory", 256 << 20));
+            butternut_mkfs::make(&*memory, &MkfsOptions::default()).unwrap();
+            let device = Arc::new(FaultyDevice::new(memory as Arc<dyn Device>, 1));
+            let injector = EnospcInjector::default();
+            // Without a committer there is no flusher.
+            let options = MountOptions::default().read_only(false).commit_seconds(0);
+            let options = options.enospc_injector(Some(injector.clone()));
+            let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+            let fs = Filesystem::open_devices(devices, &options).unwrap();
+            let make = |name: &[u8], mode: u32| {
+                fs.open_file(fs.create(fs.root(), name, &NewInode::new(mode)).unwrap()).unwrap()
+            };
+            let (source, target) = (make(b"source", 0o644), make(b"target", 0o4755));
+            source.write_at(0, &vec![1; 25 * 4096]).unwrap();
+            fs.sync().unwrap();
+            source.write_at(0, &vec![2; 25 * 4096]).unwrap();
+            let chunks = fs.inspect().chunks();
+            let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
+            let data = chunks.iter().find(|chunk| is_data(chunk.flags)).unwrap();
+            let at = data.stripes[0].1..data.stripes[0].1 + data.bytes;
+            device.add(Rule::at(at, Fault::WriteError));
+            injector.fail_every(nth);
+            for number in 0..20 {
+                // Reservations, until the next one to fail is that of the stripped privileges.
+                drop(fs.create(fs.root(), format!("{number}").as_bytes(), &NewInode::new(0o644)));
+            }
+            let cloned = target.clone_range_as(0, &source, (0, 0), Privileges::Strip);
+            injector.fail_none();
+            device.clear();
+            // The new bytes cannot be written, so no clone can have them.
+            assert!(cloned.is_err(), "reservation {nth}: a clone of bytes that were overwritten");
+            drop(fs.sync());
         }
     }
 }

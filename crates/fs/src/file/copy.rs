@@ -16,7 +16,7 @@
 //!    like a short write. An error of a synchronous file's sync is returned in any case.
 
 use crate::{Error, File, Filesystem, Privileges, Result};
-use butternut_file::CloneRange;
+use butternut_file::{self as data, CloneRange};
 use butternut_format::units::{SECTOR_BYTES, length};
 use std::cell::Cell;
 use std::ops::Range;
@@ -127,11 +127,10 @@ impl File {
         buf: &mut Vec<u8>,
         privileges: Privileges,
     ) -> Result<u64> {
-        let end = other.len().min(range.end);
+        let (data, end) = other.data_within(&range)?;
         if range.start >= end {
             return Ok(0);
         }
-        let data = other.seek_data(range.start)?.map_or(end, |data| data.min(end));
         if data > range.start {
             return self.copy_hole(to..to + (data - range.start), privileges);
         }
@@ -143,6 +142,19 @@ impl File {
         let read = other.read_at(range.start, buf)?;
         let written = self.write_as(to, buf.get(..read).unwrap_or_default(), privileges)?;
         Ok(length(written))
+    }
+
+    /// Returns where the first data of a range begins, and where the range ends in this file. Data
+    /// begins at the end if there is none.
+    fn data_within(&self, range: &Range<u64>) -> Result<(u64, u64)> {
+        // One lock for both: what a truncation removes between them is no hole of the file.
+        let _state = self.shared_lock();
+        let end = self.view().size().min(range.end);
+        if range.start >= end {
+            return Ok((end, end));
+        }
+        let data = data::seek_data(self.view(), range.start)?;
+        Ok((data.map_or(end, |data| data.min(end)), end))
     }
 
     /// Makes a range of this file a hole, up to the end of the file, or from there on: the file
@@ -191,6 +203,12 @@ fn is_not_shareable(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::shareable;
+    use crate::{Filesystem, MountOptions, NewInode};
+    use butternut_device::{Device, MemoryDevice};
+    use butternut_mkfs::MkfsOptions;
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::Duration;
 
     #[test]
     fn only_whole_blocks_at_equal_places_are_shared() {
@@ -203,5 +221,41 @@ mod tests {
         assert_eq!(shareable(100, 100, 10, false), (0, 0));
         assert_eq!(shareable(0, 0, 10, false), (0, 0));
         assert_eq!(shareable(0, 0, 4095, true), (0, 0), "it may be inline");
+    }
+
+    /// The copy has read the length of the source, and waits for its inode lock to search for data.
+    #[test]
+    fn a_copy_of_a_file_that_is_truncated_meanwhile_has_no_bytes_that_the_file_never_had() {
+        const BYTES: usize = 8 * 4096;
+        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+        butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
+        let make = |name: &[u8], byte: u8| {
+            let id = fs.create(fs.root(), name, &NewInode::new(0o644)).unwrap();
+            let file = fs.open_file(id).unwrap();
+            file.write_at(0, &vec![byte; BYTES + 1]).unwrap();
+            file
+        };
+        let (source, target) = (make(b"source", 1), make(b"target", 2));
+        fs.sync().unwrap();
+        let write_state = fs.write_state().unwrap();
+        let entry = write_state.table.entry(source.id());
+        let subvolume = fs.writable_subvolume(write_state, source.id()).unwrap();
+        let mut state = entry.lock();
+        let (from, to) = (source.clone(), target.clone());
+        // Other offsets in their blocks: nothing is shared, the bytes are read and written.
+        let copying = thread::spawn(move || to.copy_range(1, &from, 0, BYTES as u64));
+        // Long enough for the other thread to wait for the lock. A slow machine only proves less.
+        thread::sleep(Duration::from_millis(100));
+        assert!(!copying.is_finished());
+        let attributes = fs.attributes(&entry).unwrap();
+        fs.set_size(write_state, &subvolume, &entry, &mut state, (0, attributes)).unwrap();
+        drop(state);
+        let copied = usize::try_from(copying.join().unwrap().unwrap()).unwrap();
+        let mut have = vec![0xee; BYTES];
+        target.read_exact_at(1, &mut have).unwrap();
+        assert!(have[..copied].iter().all(|byte| *byte == 1), "{copied} bytes: {:?}", &have[..4]);
+        assert!(have[copied..].iter().all(|byte| *byte == 2));
     }
 }

@@ -29,11 +29,15 @@
 //! 6. A file under a name or an index that another inode has in the last commit or in the log is
 //!    logged only if its contents are in the log, as far as the trees have them; otherwise the
 //!    fsync commits. So a crash leaves no file without its contents in place of the other inode.
+//! 7. A name is logged only if the last commit and the log have no other name with its hash in its
+//!    directory. Names with one hash share an item: those that were removed since come back in a
+//!    replay, and the item may be full.
 //!
 //! Left to others: the contents of the synced inode ([`log`](super)).
 
 use super::extents::extents_past_end;
 use super::{Logged, Stop, all_keys, each_item};
+use butternut_format::checksum::name_hash;
 use butternut_format::dir::DirEntries;
 use butternut_format::inode::{FileKind, Inode, RawInodeItem};
 use butternut_format::key::{ItemType, Key};
@@ -207,6 +211,7 @@ impl<'a> RelatedLog<'a> {
         }
         let now = names_in(self.tree, ino)?;
         for name in &now {
+            self.require_alone(name)?;
             let key = Key::new(name.dir, ItemType::DIR_LOG_INDEX, name.index);
             self.entry.stale.push(key..=key);
             self.add_ancestors(name.dir)?;
@@ -218,6 +223,18 @@ impl<'a> RelatedLog<'a> {
         self.log_existence(ino, inode)?;
         self.entry.names.push((ino, now));
         Ok(())
+    }
+
+    /// Requires that the last commit has no other name with the hash of this one in its directory
+    /// (law 7). [`InodeLog`] refuses what the log has.
+    fn require_alone(&self, name: &LoggedName) -> Logged<()> {
+        let key = Key::new(name.dir, ItemType::DIR_ITEM, name_hash(&name.name));
+        let Some(item) = self.committed.find(&key)? else { return Ok(()) };
+        let mut entries = DirEntries::new(item.data());
+        if entries.all(|entry| entry.is_ok_and(|entry| entry.name == name.name)) {
+            return Ok(());
+        }
+        Err(Stop(CommitReason::Names))
     }
 
     /// Requires that the log has the contents of a file that replaced another one, as far as the

@@ -144,10 +144,13 @@ impl Filesystem {
                 Err(Error::NotFound) => None,
                 Err(error) => return Err(error),
             };
-            if victim.is_some() && write_state.is_dirty(moved.entry.id) {
+            if let Some(victim) = &victim {
                 // A file that replaces another must not be empty after a crash: its data is written
-                // first.
-                drop(self.write_back_one(write_state, &moved.entry));
+                // first. In an exchange each replaces the other.
+                let both = std::iter::once(&moved).chain(flags.exchange.then_some(victim));
+                for found in both.filter(|found| write_state.is_dirty(found.entry.id)) {
+                    drop(self.write_back_one(write_state, &found.entry));
+                }
             }
             let mut entries: Vec<&InodeEntry> = vec![&from_dir, &to_dir, &moved.entry];
             entries.extend(victim.as_ref().map(|victim| &*victim.entry));

@@ -11,9 +11,9 @@
 //! 1. All snapshots are made inside one commit, while operations that write are excluded. So they
 //!    show one instant, and a crash or a failure leaves all of them or none. The laws of a snapshot
 //!    ([`super::create`]) hold for each.
-//! 2. What could fail is checked before the commit: owners, and that each nested subvolume is where
-//!    its reference says. A subvolume that no directory lists cannot be found in the snapshot, so
-//!    it fails the call.
+//! 2. What could fail is checked before the commit: owners, that the root block of each subvolume
+//!    can be read, and that each nested one is where its reference says. A subvolume that no
+//!    directory lists cannot be found in the snapshot, so it fails the call.
 //! 3. Every snapshot is made before the first entry is changed, so none contains an entry of the
 //!    new ones, also if the new tree is made inside the old one.
 //! 4. Only entries and references change in a new tree, also in a read-only one: its directories
@@ -32,6 +32,7 @@ use butternut_format::uuid::Uuid;
 use butternut_names::{
     self as names, Found, NewName, OldName, OldTarget, SubvolumeLink, SubvolumePair, Target,
 };
+use butternut_sys::wait::Wait;
 use butternut_tree::AtCommit;
 use std::collections::{HashMap, HashSet};
 
@@ -77,7 +78,10 @@ impl Filesystem {
     /// tree cannot be read, or a subvolume is inside itself.
     pub fn subvolumes_below(&self, top: u64) -> Result<Vec<u64>> {
         self.subvolume_tree(top)?;
+        // Renames of subvolumes exclude this: one that moves would be found twice, or not at all.
+        let unmoved = self.write_state().ok().map(|state| state.snapshots.share(Wait::Block));
         let links = self.links_below(top)?;
+        drop(unmoved);
         Ok(std::iter::once(top).chain(links.iter().map(|link| link.child.0)).collect())
     }
 
@@ -104,6 +108,7 @@ impl Filesystem {
         for id in before {
             // Most of the data is written back while operations may still write. What fails here is
             // found below.
+            drop(self.read_root(id));
             drop(self.write_back_subvolume(write_state, id, &begin));
         }
         let excluded = write_state.snapshots.exclude_writes();
@@ -112,6 +117,7 @@ impl Filesystem {
         let links = self.links_below(source)?;
         for id in std::iter::once(source).chain(links.iter().map(|link| link.child.0)) {
             self.check_owner(id, options.owner)?;
+            self.read_root(id)?;
             self.write_back_subvolume(write_state, id, &begin)?;
         }
         let made = self.snapshot_all(write_state, (source, links), (dir, name), options.access);
@@ -194,6 +200,13 @@ impl Filesystem {
             at += 1;
         }
         Ok(found)
+    }
+
+    /// Reads the root block of a subvolume, which its snapshot needs.
+    fn read_root(&self, id: u64) -> Result<()> {
+        let tree = self.subvolume_tree(id)?;
+        tree.block(&tree.root())?;
+        Ok(())
     }
 
     fn check_owner(&self, id: u64, owner: Option<u32>) -> Result<()> {

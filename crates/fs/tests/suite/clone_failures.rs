@@ -322,3 +322,31 @@ fn a_hole_that_finds_no_space_past_the_end_drops_no_more_than_the_copy_reports()
     drop((source, target));
     volume.reopen(fs);
 }
+
+/// A step that found no space is not attempted in its usual size again for each few extents: each
+/// attempt commits, while both inodes are locked and snapshots wait.
+#[test]
+fn a_clone_on_a_full_volume_does_not_commit_for_every_few_extents() {
+    let volume = volume();
+    let injector = EnospcInjector::default();
+    let fs = Filesystem::open_devices(volume.devices(), &options(&injector)).unwrap();
+    let source = make(&fs, "source", 0);
+    let want = put_extents(&source);
+    fs.sync().unwrap();
+    // From here on no chunk can be added. A step of 256 extents reserves 25 MiB, one of 8 less
+    // than 1 MiB.
+    let filler = make(&fs, "filler", 0);
+    let (mut at, part) = (0, vec![9; 1 << 20]);
+    while let Ok(written) = filler.write_at(at, &part) {
+        at += u64::try_from(written).unwrap();
+    }
+    drop(fs.sync());
+    let target = make(&fs, "target", 0);
+    let before = fs.stats().commits;
+    target.clone_range(0, &source, 0, 0).unwrap();
+    let commits = fs.stats().commits - before;
+    assert!(commits <= 8, "{commits} commits for {EXTENTS} extents");
+    assert!(read(&target) == want);
+    drop((source, target, filler));
+    volume.reopen(fs);
+}

@@ -245,3 +245,96 @@ fn a_file_that_replaced_another_is_not_empty() {
     check(&["write a"], &["write t", "fsync t", "mv t a", "fsyncdir "], &[("a", "t")]);
     check(linked, &["write t", "fsync t", "mv t a", "fsync b"], want);
 }
+
+/// Returns names of 255 bytes with one hash. A CRC is linear: with more letters changed than the
+/// hash has bits, some sums of the single changes are zero.
+fn colliding(count: usize) -> Vec<Vec<u8>> {
+    let base = vec![b'a'; 255];
+    let with = |letters: u64| {
+        let mut name = base.clone();
+        (0..45).filter(|at| letters >> at & 1 == 1).for_each(|at| name[at] = b'c');
+        name
+    };
+    let (mut pivots, mut sums) = (BTreeMap::<u32, (u64, u64)>::new(), Vec::new());
+    for at in 0..45 {
+        let (mut change, mut letters) = (name_hash(&with(1 << at)) ^ name_hash(&base), 1_u64 << at);
+        while change != 0 {
+            let Some((other, others)) = pivots.get(&change.leading_zeros()) else { break };
+            change ^= other;
+            letters ^= others;
+        }
+        if change == 0 {
+            sums.push(letters);
+        } else {
+            pivots.insert(change.leading_zeros(), (change, letters));
+        }
+    }
+    let names: Vec<_> = (0..count)
+        .map(|number| {
+            let chosen = sums.iter().enumerate().filter(|(at, _)| number >> at & 1 == 1);
+            with(chosen.fold(0, |letters, (_, sum)| letters ^ sum))
+        })
+        .collect();
+    assert!(names.iter().all(|name| name_hash(name) == name_hash(&base)));
+    names
+}
+
+#[test]
+fn a_synced_name_fits_beside_the_names_that_a_crash_brings_back() {
+    for is_committed in [true, false] {
+        let volume = TestVolume::of(128 << 20, &MkfsOptions::default());
+        let fs = Filesystem::open_devices(volume.devices(), &options()).unwrap();
+        let (root, new) = (fs.root(), NewInode::new(0o644));
+        let names = colliding(70);
+        let put = |name: &[u8]| {
+            let file = fs.open_file(fs.create(root, name, &new).unwrap()).unwrap();
+            file.write_all_at(0, b"synced").unwrap();
+            file.sync_all().unwrap();
+        };
+        let synced = if is_committed {
+            // The last commit has as many names of this hash as an item holds.
+            let full = names.iter().position(|name| match fs.create(root, name, &new) {
+                Ok(_) => false,
+                Err(error) => {
+                    assert_eq!(error.errno(), 75, "{error}");
+                    true
+                }
+            });
+            let full = full.expect("fewer names fit");
+            fs.sync().unwrap();
+            fs.unlink(root, &names[0]).unwrap();
+            put(&names[full]);
+            &names[full]
+        } else {
+            // The directory never has two of them; the log has all.
+            let (last, others) = names.split_last().unwrap();
+            for name in others {
+                put(name);
+                fs.unlink(root, name).unwrap();
+            }
+            put(last);
+            last
+        };
+        let crashed = volume.copy();
+        fs.abandon();
+        for read_only in [true, false] {
+            let options = options().read_only(read_only);
+            let fs = Filesystem::open_devices(crashed.devices(), &options);
+            let fs = fs.expect("a volume with a log");
+            assert!(fs.notices().is_empty(), "{:?}", fs.notices());
+            let file = fs.open_file(fs.lookup(fs.root(), synced).unwrap()).unwrap();
+            let mut bytes = [0; 6];
+            file.read_exact_at(0, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"synced");
+            fs.close().unwrap();
+        }
+        crashed.check();
+    }
+}
+
+#[test]
+fn a_file_that_was_exchanged_with_another_is_not_empty() {
+    let want = &[("a", "t"), ("t", "a")];
+    check_as(false, &["write a"], &["write t", "swap t a", "fsyncdir "], want);
+    check_as(false, &["write a"], &["write t", "swap a t", "fsyncdir "], want);
+}

@@ -1,8 +1,11 @@
 //! Recursive snapshots, on volumes in memory that are checked when they are closed.
 
+use crate::leaf::owner;
 use crate::volume::{TestVolume, names, new, read, write};
+use butternut::device::{Fault, Rule};
 use butternut::{
-    Error, FileId, Filesystem, Follow, NewInode, RecursiveSnapshot, SnapshotAccess, TOP_LEVEL,
+    Error, FileId, Filesystem, Follow, MountOptions, NewInode, RecursiveSnapshot, RenameFlags,
+    SnapshotAccess, TOP_LEVEL,
 };
 use butternut_mkfs::MkfsOptions;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -221,4 +224,80 @@ fn more_subvolumes_than_fit_into_a_block_are_in_one_snapshot() {
         assert_eq!(read(&filesystem, &format!("top/nested {number}/file")), [7; 5000]);
         assert_eq!(read(&filesystem, &format!("snap/nested {number}/file")), [8; 5000]);
     }
+}
+
+/// A subvolume whose root block cannot be read fails the call; it does not end writing (law 2).
+#[test]
+fn a_nested_subvolume_that_cannot_be_read_does_not_end_writing() {
+    const NODE_BYTES: usize = 16384;
+    let volume = volume();
+    let filesystem = volume.open();
+    create(&filesystem, "top");
+    let nested = create(&filesystem, "top/nested");
+    let top = find(&filesystem, "top").subvolume;
+    filesystem.close().unwrap();
+    let image = volume.image();
+    let fsid = image[65536 + 0x20..65536 + 0x30].to_vec();
+    let blocks: Vec<u64> = (1 << 20..image.len())
+        .step_by(NODE_BYTES)
+        .filter(|at| {
+            let block = image.get(*at..at + NODE_BYTES);
+            block.is_some_and(|block| block[0x20..0x30] == fsid && owner(block) == nested)
+        })
+        .map(|at| at as u64)
+        .collect();
+    assert!(!blocks.is_empty());
+    let (device, filesystem) = volume.open_faulty(&MountOptions::default().commit_seconds(0));
+    let root = filesystem.root();
+    filesystem.create(root, b"before", &new(0o644)).unwrap(); // Not committed yet.
+    for at in blocks {
+        device.add(Rule::at(at..at + NODE_BYTES as u64, Fault::ReadError));
+    }
+    let options = recursive(SnapshotAccess::ReadOnly);
+    filesystem.snapshot_recursive(top, root, b"snap", options).unwrap_err();
+    device.clear();
+    assert!(filesystem.is_writable(), "a snapshot that cannot be made has ended writing");
+    assert!(filesystem.lookup(root, b"snap").is_err());
+    filesystem.sync().unwrap();
+    let filesystem = volume.reopen(filesystem);
+    filesystem.lookup(filesystem.root(), b"before").unwrap();
+}
+
+/// Between the searches in one parent and in the next, a subvolume moves from one to the other.
+#[test]
+fn nested_subvolumes_are_listed_while_one_of_them_moves() {
+    let volume = volume();
+    let filesystem = volume.open();
+    create(&filesystem, "top");
+    create(&filesystem, "top/first");
+    for number in 0..200 {
+        create(&filesystem, &format!("top/between {number}"));
+    }
+    create(&filesystem, "top/last");
+    create(&filesystem, "top/first/moves");
+    let top = find(&filesystem, "top").subvolume;
+    let (first, last) = (find(&filesystem, "top/first"), find(&filesystem, "top/last"));
+    let is_over = AtomicBool::new(false);
+    let listed: butternut::Result<()> = thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0_u32.. {
+                let (from, to) = if round % 2 == 0 { (first, last) } else { (last, first) };
+                let name = &b"moves"[..];
+                filesystem.rename((from, name), (to, name), RenameFlags::default()).unwrap();
+                if is_over.load(Ordering::Acquire) {
+                    break;
+                }
+            }
+        });
+        let listed = (0..2000).try_for_each(|_| filesystem.subvolumes_below(top).map(drop));
+        let made = (0..20).try_for_each(|number| {
+            let (name, options) = (format!("snap {number}"), recursive(SnapshotAccess::ReadOnly));
+            let root = filesystem.root();
+            filesystem.snapshot_recursive(top, root, name.as_bytes(), options).map(drop)
+        });
+        is_over.store(true, Ordering::Release);
+        listed.and(made)
+    });
+    listed.unwrap();
+    drop(volume.reopen(filesystem));
 }

@@ -5,9 +5,12 @@
 //! 1. A name, and an index of a directory, belongs to one inode at most: a replay would give it to
 //!    one of them, and the other one would be lost.
 //! 2. The names of an inode are replaced together.
+//! 3. Each name is alone in its hash: the names of a directory with one hash share an item, and a
+//!    log has names that were removed since. They may not fit into one item beside each other.
 
+use butternut_format::checksum::name_hash;
 use butternut_format::units::TreeId;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A name of an inode in a log.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,7 +26,8 @@ pub struct LoggedName {
 #[derive(Debug, Default)]
 pub(super) struct LoggedNames {
     of_inode: HashMap<(TreeId, u64), Vec<LoggedName>>,
-    by_name: HashMap<(TreeId, u64, Vec<u8>), u64>,
+    /// The inode, and the name, by the hash of the name (law 3).
+    by_hash: HashMap<(TreeId, u64, u64), (u64, Vec<u8>)>,
     by_index: BTreeMap<(TreeId, u64, u64), u64>,
 }
 
@@ -35,8 +39,13 @@ impl LoggedNames {
 
     /// Returns the inodes that the log has under this name and under this index.
     pub(super) fn at(&self, tree: TreeId, name: &LoggedName) -> [Option<u64>; 2] {
-        let by_name = self.by_name.get(&(tree, name.dir, name.name.clone()));
-        [by_name.copied(), self.indexed(tree, name.dir, name.index)]
+        let named = self.hashed(tree, name).filter(|(_, other)| *other == name.name);
+        [named.map(|(ino, _)| *ino), self.indexed(tree, name.dir, name.index)]
+    }
+
+    /// Returns what the log has under the hash of a name.
+    fn hashed(&self, tree: TreeId, name: &LoggedName) -> Option<&(u64, Vec<u8>)> {
+        self.by_hash.get(&(tree, name.dir, name_hash(&name.name)))
     }
 
     /// Returns the inode that the log has under an index of a directory.
@@ -51,7 +60,7 @@ impl LoggedNames {
     }
 
     /// Replaces the names of some inodes. Fails, without a change, if another inode has one of them
-    /// (law 1).
+    /// (law 1), or another name has the hash of one (law 3).
     pub(super) fn replace(
         &mut self,
         tree: TreeId,
@@ -59,9 +68,13 @@ impl LoggedNames {
     ) -> Result<(), NameTaken> {
         let is_replaced = |ino: u64| inodes.iter().any(|(replaced, _)| *replaced == ino);
         let names = || inodes.iter().flat_map(|(_, names)| names);
-        if names()
-            .any(|name| self.at(tree, name).into_iter().flatten().any(|ino| !is_replaced(ino)))
-        {
+        let is_taken = |name: &LoggedName| {
+            let hashed = self.hashed(tree, name).map(|(ino, _)| *ino);
+            let indexed = self.indexed(tree, name.dir, name.index);
+            hashed.into_iter().chain(indexed).any(|ino| !is_replaced(ino))
+        };
+        let mut hashes = HashSet::new();
+        if names().any(|name| is_taken(name) || !hashes.insert((name.dir, name_hash(&name.name)))) {
             return Err(NameTaken);
         }
         for (ino, _) in &inodes {
@@ -69,7 +82,8 @@ impl LoggedNames {
         }
         for (ino, names) in inodes {
             for LoggedName { dir, index, name } in &names {
-                let other = self.by_name.insert((tree, *dir, name.clone()), ino);
+                let hashed = (tree, *dir, name_hash(name));
+                let other = self.by_hash.insert(hashed, (ino, name.clone()));
                 let same = self.by_index.insert((tree, *dir, *index), ino);
                 debug_assert!(other.is_none() && same.is_none(), "law 1: two inodes share a name");
             }
@@ -84,13 +98,13 @@ impl LoggedNames {
         for LoggedName { dir, index, name } in
             self.of_inode.remove(&(tree, ino)).into_iter().flatten()
         {
-            self.by_name.remove(&(tree, dir, name));
+            self.by_hash.remove(&(tree, dir, name_hash(&name)));
             self.by_index.remove(&(tree, dir, index));
         }
     }
 }
 
-/// Another inode has the name.
+/// Another inode has the name, or another name its hash.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NameTaken;
 
