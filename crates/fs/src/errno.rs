@@ -45,6 +45,10 @@ impl Error {
         self.errno() == code::ENOSPC
     }
 
+    pub(crate) fn is_quota_exceeded(&self) -> bool {
+        self.errno() == code::EDQUOT
+    }
+
     /// Returns the errno of the system call (positive, Linux numbers).
     pub fn errno(&self) -> i32 {
         match self {
@@ -150,6 +154,7 @@ fn tree(error: &TreeError) -> i32 {
         TreeError::Invalid(_) => code::EINVAL,
         TreeError::NoSpace { .. } => code::ENOSPC,
         TreeError::QuotaExceeded { .. } => code::EDQUOT,
+        TreeError::QuotaUsage { source } => tree(source),
         TreeError::WouldBlock => code::EAGAIN,
         TreeError::NotWritable | TreeError::Unwritable(_) | TreeError::ReadOnly { .. } => {
             code::EROFS

@@ -1,7 +1,9 @@
 //! Quotas: which bytes on disk each subvolume, and each group of subvolumes, uses.
 //!
 //! Each change is made inside a commit, so it is durable when the call returns, and the usage that
-//! the commit writes is exact. The accounting is in `tree`.
+//! the commit writes is exact. Where it cannot be computed, the change is made all the same, the
+//! usage is marked as inconsistent, and the call fails with [`TreeError::QuotaUsage`]. The
+//! accounting is in `tree`.
 
 use crate::{Filesystem, Result};
 use butternut_format::quota::QgroupId;
@@ -22,7 +24,7 @@ impl Filesystem {
     }
 
     /// Returns why the usage of the groups became inconsistent since the volume was opened for
-    /// writing; `None` if it did not. [`Filesystem::rescan_quotas`] makes it exact again.
+    /// writing, or since the last rescan; `None` if it did not. [`Filesystem::rescan_quotas`] makes it exact again.
     pub fn quota_error(&self) -> Option<Arc<TreeError>> {
         self.forest().quota_error()
     }
@@ -33,7 +35,7 @@ impl Filesystem {
     /// # Errors
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); there is no space; a tree cannot be read.
     pub fn enable_quotas(&self) -> Result<bool> {
-        self.change_quotas(|at_commit| at_commit.enable_quotas())
+        self.recompute(|at_commit| at_commit.enable_quotas())
     }
 
     /// Disables quotas, and removes all groups. Returns `false` if they were disabled already.
@@ -50,7 +52,7 @@ impl Filesystem {
     /// # Errors
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled.
     pub fn rescan_quotas(&self) -> Result<()> {
-        self.change_quotas(|at_commit| at_commit.rescan_quotas())
+        self.recompute(|at_commit| at_commit.rescan_quotas())
     }
 
     /// Adds a quota group above level 0.
@@ -77,7 +79,7 @@ impl Filesystem {
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, a group does not exist,
     /// the level of the parent is not above the child's, or it includes it already.
     pub fn assign_qgroup(&self, child: QgroupId, parent: QgroupId) -> Result<()> {
-        self.change_quotas(|at_commit| at_commit.assign_qgroup(child, parent))
+        self.recompute(|at_commit| at_commit.assign_qgroup(child, parent))
     }
 
     /// Ends that the group `parent` includes the group `child`, and computes all usage again.
@@ -86,7 +88,7 @@ impl Filesystem {
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, or the parent does not
     /// include the child.
     pub fn unassign_qgroup(&self, child: QgroupId, parent: QgroupId) -> Result<()> {
-        self.change_quotas(|at_commit| at_commit.unassign_qgroup(child, parent))
+        self.recompute(|at_commit| at_commit.unassign_qgroup(child, parent))
     }
 
     /// Sets the limits of a quota group. Writes that would exceed a limit fail with EDQUOT before
@@ -96,6 +98,18 @@ impl Filesystem {
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, or there is no such group.
     pub fn limit_qgroup(&self, id: QgroupId, limits: QgroupLimits) -> Result<()> {
         self.change_quotas(|at_commit| at_commit.limit_qgroup(id, limits))
+    }
+
+    /// Makes a change for which the commit computes all usage again.
+    fn recompute<R>(
+        &self,
+        change: impl FnOnce(&AtCommit<'_>) -> Result<R, TreeError>,
+    ) -> Result<R> {
+        let changed = self.change_quotas(change)?;
+        match self.quota_error() {
+            None => Ok(changed),
+            Some(source) => Err(TreeError::QuotaUsage { source }.into()),
+        }
     }
 
     fn change_quotas<R>(

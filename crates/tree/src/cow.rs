@@ -121,7 +121,7 @@ pub(crate) struct TreeState {
     pub(crate) root: Expected,
     /// The root as of the last commit, or of the one in progress.
     pub(crate) committed_root: Expected,
-    /// The bytes of the tree's blocks as of the last commit, or of the one in progress.
+    /// The bytes of the tree's blocks that are part of the usage of its quota group.
     pub(crate) committed_used: u64,
     /// Of a subvolume: what the running transaction has changed.
     pub(crate) changes: ChangedInodes,

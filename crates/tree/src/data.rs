@@ -211,6 +211,7 @@ impl Handle {
             let running = self.running();
             running.pending_checksums().remove(&range);
             running.check(running.space.pin(range, self.generation()));
+            running.remove_charged(reference.tree, bytes);
         }
     }
 

@@ -40,6 +40,13 @@ pub enum TreeError {
     /// A limit of a quota group leaves no room for the change, which was not begun.
     #[error("the limit of quota group {group} is reached")]
     QuotaExceeded { group: QgroupId },
+    /// The usage of the quota groups could not be computed. What was asked for is done, and the
+    /// numbers are inconsistent.
+    #[error("the usage of the quota groups cannot be computed, and is inconsistent")]
+    QuotaUsage {
+        #[source]
+        source: Arc<TreeError>,
+    },
     /// The call would have to wait, and its caller forbids it.
     #[error("the call would block")]
     WouldBlock,

@@ -124,7 +124,10 @@ impl Filesystem {
             (SetXattr::Replace, false) => return Err(Error::NoAttribute),
             _ => {}
         }
-        self.change(write_state, subvolume, Need::items(ITEMS_OF_XATTR), |change| {
+        let need = Need::items(ITEMS_OF_XATTR);
+        // What removes an attribute succeeds at a limit.
+        let need = if value.is_some() { need } else { need.deleting() };
+        self.change(write_state, subvolume, need, |change| {
             let generation = change.moment.generation;
             match &value {
                 Some(value) => {

@@ -211,3 +211,122 @@ fn a_log_is_replayed_for_reading_on_a_volume_with_a_damaged_quota_tree() {
     let read = Filesystem::open_devices(copy.devices(), &MountOptions::default()).unwrap();
     assert!(read.resolve(b"logged", Follow::Last).is_ok(), "the fsynced file is not shown");
 }
+
+/// What an fsync has merged, and a later write of the same transaction has replaced, is part of no
+/// commit: it does not count against a limit.
+#[test]
+fn a_file_is_rewritten_and_synced_as_often_as_wanted_far_below_a_limit() {
+    const BYTES: usize = 128 << 10;
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
+    file.write_at(0, &vec![1; BYTES]).unwrap();
+    fs.sync().unwrap();
+    let quotas = fs.quotas().unwrap().unwrap();
+    let group = quotas.groups.iter().find(|group| group.id.0 == sub).unwrap();
+    let limit = group.usage.referenced + (1 << 20);
+    fs.limit_qgroup(QgroupId(sub), QgroupLimits { referenced: Some(limit), exclusive: None })
+        .unwrap();
+    for number in 0..24_u8 {
+        // 24 * 128 KiB are more than the 1 MiB that is left; never more than 256 KiB are new.
+        assert_eq!(file.write_at(0, &vec![number; BYTES]).unwrap(), BYTES);
+        file.sync_all().unwrap();
+    }
+    drop(file);
+    drop(volume.reopen(fs));
+}
+
+/// The status item says that the usage is inconsistent, as after a kernel that stopped to account
+/// (drop_subtree_threshold). What a deletion frees can be used after the next commit all the same.
+#[test]
+fn a_deletion_makes_room_below_a_limit_while_the_usage_is_inconsistent() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    fs.create_path(b"sub/file", &new(0o644)).unwrap().write_at(0, &vec![1; 4 << 20]).unwrap();
+    fill(&fs, sub);
+    fs.close().unwrap();
+    let volume = volume.with_leaves(|block| {
+        let owner = u64::from_le_bytes(block[88..96].try_into().unwrap());
+        owner == 8
+            && each_item(block, |kind, data| {
+                if kind == 240 {
+                    data[16] |= 4; // STATUS_INCONSISTENT
+                }
+                kind == 240
+            })
+    });
+    let fs = open(&volume);
+    fs.unlink(FileId::root_of(sub), b"file").unwrap();
+    fs.sync().unwrap();
+    // 4 MiB below the limit.
+    let file = fs.create_path(b"sub/other", &new(0o644)).unwrap();
+    file.write_at(0, &vec![2; 1 << 20]).unwrap();
+    drop(file);
+    drop(volume.reopen(fs));
+}
+
+/// The other direction: each commit forgets what was charged, so nothing is ever refused.
+#[test]
+fn a_limit_holds_over_commits_while_the_usage_is_inconsistent() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let limits = QgroupLimits { referenced: Some(8 << 20), exclusive: None };
+    fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+    fs.close().unwrap();
+    let volume = volume.with_leaves(|block| {
+        let owner = u64::from_le_bytes(block[88..96].try_into().unwrap());
+        owner == 8
+            && each_item(block, |kind, data| {
+                if kind == 240 {
+                    data[16] |= 4;
+                }
+                kind == 240
+            })
+    });
+    let fs = open(&volume);
+    let mut written = 0_u64;
+    for number in 0..10 {
+        let path = format!("sub/file{number}");
+        let Ok(file) = fs.create_path(path.as_bytes(), &new(0o644)) else { break };
+        let Ok(()) = file.write_all_at(0, &vec![7; 4 << 20]) else { break };
+        written += 4 << 20;
+        drop(file);
+        fs.sync().unwrap();
+    }
+    assert!(written <= 8 << 20, "{written} bytes below a limit of 8 MiB");
+}
+
+/// A rescan that fails is reported by the call that asked for it, and by `enable_quotas`.
+#[test]
+fn a_rescan_that_fails_is_an_error_of_the_call() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    assert!(fs.enable_quotas().unwrap());
+    fs.create_path(b"file", &new(0o644)).unwrap().write_at(0, &vec![1; 300_000]).unwrap();
+    fs.close().unwrap();
+    let mut is_broken = false;
+    let volume = volume.with_leaves(|block| {
+        let owner = u64::from_le_bytes(block[88..96].try_into().unwrap());
+        // A data extent with one reference more than it has.
+        owner == 2
+            && each_item(block, |kind, data| {
+                let is_data = kind == 168 && data[16] & 1 != 0 && data[0] == 1;
+                if is_data {
+                    data[0] = 2;
+                    is_broken = true;
+                }
+                is_data
+            })
+    });
+    assert!(is_broken);
+    let fs = open(&volume);
+    assert!(fs.rescan_quotas().is_err(), "the numbers are inconsistent, and the call says success");
+    assert!(fs.disable_quotas().unwrap());
+    assert!(fs.enable_quotas().is_err(), "no subvolume has a group, and the call says success");
+}

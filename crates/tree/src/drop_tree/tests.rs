@@ -246,3 +246,22 @@ fn progress_that_names_no_child_is_refused() {
     let refused = handle.drop_tree(SUBVOLUME, 4).expect_err("no such child");
     assert!(format!("{refused:?}").contains("drop_progress"), "{refused:?}");
 }
+
+/// A rescan looks at every subvolume; it leaves none of them among the trees that each commit, and
+/// each charge below a limit, goes through.
+#[test]
+fn a_rescan_leaves_no_tree_to_the_running_transaction() {
+    let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+    let forest = subvolume(&device, 30);
+    commit_with(&forest, |at_commit| at_commit.enable_quotas().map(drop));
+    for number in 1..=50 {
+        let id = TreeId(SUBVOLUME.0 + number);
+        commit_with(&forest, |at_commit| at_commit.snapshot(SUBVOLUME, id, |_| {}));
+    }
+    drop(forest);
+    let forest = open(&device);
+    commit_with(&forest, |at_commit| at_commit.rescan_quotas());
+    let trees = forest.running().expect("writable").trees();
+    let kept = trees.iter().filter(|tree| tree.id().is_subvolume()).count();
+    assert_eq!(kept, 0, "trees of subvolumes that nothing has changed");
+}

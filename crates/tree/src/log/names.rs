@@ -73,8 +73,8 @@ impl LoggedNames {
             let indexed = self.indexed(tree, name.dir, name.index);
             hashed.into_iter().chain(indexed).any(|ino| !is_replaced(ino))
         };
-        let mut hashes = HashSet::new();
-        if names().any(|name| is_taken(name) || !hashes.insert((name.dir, name_hash(&name.name)))) {
+        let mut seen = HashSet::new();
+        if names().any(|name| is_taken(name) || !seen.insert((name.dir, name_hash(&name.name)))) {
             return Err(NameTaken);
         }
         for (ino, _) in &inodes {

@@ -71,7 +71,10 @@ impl Commit<'_> {
         }
         if quota.needs_rescan {
             match self.rescan(&mut quota) {
-                Ok(()) => quota.flags &= !STATUS_INCONSISTENT,
+                Ok(()) => {
+                    quota.flags &= !STATUS_INCONSISTENT;
+                    quota.cause = None;
+                }
                 Err(error) => quota.fail(error),
             }
             // The kernel would go on from the end, and take the usage for exact.
@@ -90,6 +93,8 @@ impl Commit<'_> {
         }
         write::write_groups(&edit, &mut quota.groups, self.generation)?;
         write::write_status(&edit, &quota, self.generation)?;
+        // First: for a moment the growth counts less, and never twice.
+        self.running.account_growth();
         self.running.replace_quota(quota, true);
         Ok(())
     }
@@ -138,6 +143,7 @@ impl Commit<'_> {
 
     /// Computes the usage of all groups from all extents of the volume.
     fn rescan(&self, quota: &mut Quota) -> Result<(), TreeError> {
+        self.add_missing_groups(quota)?;
         let mut roots = Roots::new(Trees::Running(self.running))?;
         let (mut sets, mut changes) = (RootSets::new(), Changes::new());
         let extents = self.edit(TreeId::EXTENT)?;
@@ -151,7 +157,6 @@ impl Commit<'_> {
             }
             items.advance()?;
         }
-        self.add_missing_groups(quota)?;
         quota.groups.clear_usage();
         apply(&sets, &changes, quota)
     }
@@ -232,6 +237,9 @@ fn add(changes: &mut Changes, before: SetId, after: SetId, bytes: u64) {
 
 /// Changes the usage of the groups: of all, or of none if an error is returned.
 fn apply(sets: &RootSets, changes: &Changes, quota: &mut Quota) -> Result<(), TreeError> {
+    if changes.is_empty() {
+        return Ok(());
+    }
     let mut deltas = UsageDeltas::new();
     for ((before, after), bytes) in changes {
         quota.groups.collect(*bytes, (sets.get(*before), sets.get(*after)), &mut deltas);

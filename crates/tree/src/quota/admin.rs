@@ -59,6 +59,13 @@ impl Forest {
     /// # Errors
     /// The quota tree cannot be read.
     pub fn quotas(self: &Arc<Self>) -> Result<Option<Quotas>, TreeError> {
+        let read = self.read_quotas();
+        // Another thread may have disabled them meanwhile, and freed the tree.
+        let is_off = || self.running().is_ok_and(|running| !running.has_quotas());
+        if read.is_err() && is_off() { Ok(None) } else { read }
+    }
+
+    fn read_quotas(self: &Arc<Self>) -> Result<Option<Quotas>, TreeError> {
         let Some(tree) = self.tree(TreeId::QUOTA)? else { return Ok(None) };
         let status = items::read_status(&tree)?.filter(|status| status.flags & STATUS_ON != 0);
         let Some(status) = status else { return Ok(None) };
@@ -73,7 +80,7 @@ impl Forest {
     }
 
     /// Returns why the usage of the groups became inconsistent since the volume was opened for
-    /// writing; `None` if it did not.
+    /// writing, or since the last rescan; `None` if it did not.
     pub fn quota_error(&self) -> Option<Arc<TreeError>> {
         let running = self.running().ok()?;
         let quota = running.quota();

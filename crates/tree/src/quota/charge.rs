@@ -3,7 +3,7 @@
 //! Left to others: what a limit allows (`limits`).
 
 use super::limits::Growth;
-use crate::cow::TransactionTree;
+use crate::cow::{TransactionTree, TreeState};
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::transaction::running::Running;
@@ -16,14 +16,21 @@ impl Running {
         if !self.has_quotas() {
             return Ok(most);
         }
-        let has_limits = match self.quota().as_ref() {
-            Some(quota) => quota.has_limits,
-            None => return Ok(most),
-        };
-        let growth = if has_limits { self.growth() } else { Growth::new() };
-        match self.quota().as_mut() {
-            Some(quota) => quota.charge(tree, (least, most), &growth),
-            None => Ok(most),
+        loop {
+            let accounted = match self.quota().as_mut() {
+                None => return Ok(most),
+                Some(quota) if !quota.limits(tree) => {
+                    quota.charges.hold(tree, most);
+                    return Ok(most);
+                }
+                Some(quota) => quota.accounted,
+            };
+            // Without the lock of the quotas. A commit may have accounted for the growth meanwhile.
+            let growth = self.growth();
+            let mut quota = self.quota();
+            if let Some(quota) = quota.as_mut().filter(|quota| quota.accounted == accounted) {
+                return quota.charge(tree, (least, most), &growth);
+            }
         }
     }
 
@@ -36,16 +43,38 @@ impl Running {
         }
     }
 
+    /// Ends the charge for an extent that the running transaction has added and removed again.
+    pub(crate) fn remove_charged(&self, tree: TreeId, bytes: u64) {
+        if self.has_quotas()
+            && let Some(quota) = self.quota().as_mut()
+        {
+            quota.charges.remove(tree, bytes);
+        }
+    }
+
+    /// Makes the growth of the trees part of the usage.
+    pub(crate) fn account_growth(&self) {
+        for tree in &self.trees() {
+            let mut state = tree.state_mut();
+            state.committed_used = used_bytes(&state);
+        }
+    }
+
     /// Returns by how many bytes the trees of subvolumes have grown since the last commit.
     fn growth(&self) -> Growth {
         let grown = |tree: &Arc<TransactionTree>| {
             let state = tree.state();
-            let used = state.record.as_ref().map_or(0, |record| record.raw.bytes_used.get());
-            (tree.id(), used.wrapping_sub(state.committed_used).cast_signed())
+            let grown = used_bytes(&state).wrapping_sub(state.committed_used).cast_signed();
+            (grown != 0).then_some((tree.id(), grown))
         };
         let trees = self.trees();
-        trees.iter().filter(|tree| tree.id().is_subvolume()).map(grown).collect()
+        trees.iter().filter(|tree| tree.id().is_subvolume()).filter_map(grown).collect()
     }
+}
+
+/// Returns the bytes of the blocks of a tree.
+fn used_bytes(tree: &TreeState) -> u64 {
+    tree.record.as_ref().map_or(0, |record| record.raw.bytes_used.get())
 }
 
 /// Space that is charged to a subvolume while this value exists: the blocks by which its tree may

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! charge --> held --(an extent is added)--> added --(the commit)--> part of the usage
-//!              |
+//!              |                              |
+//!              |                              +--(the extent is removed again)--> nothing
 //!              +--(the space is freed, the handle ends)--> nothing
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! 3. A refusal is final: it commits nothing and adds no chunk. What a deletion frees can be
 //!    allocated after the next commit.
 //! 4. Deletions are never refused.
+//! 5. While the usage is inconsistent, no limit applies: its numbers are those of an earlier commit.
 //!
 //! Left to others: what calls charge (`charge`).
 
@@ -43,7 +45,7 @@ pub(crate) struct Charges {
 pub(crate) type Growth = BTreeMap<TreeId, i64>;
 
 impl Charges {
-    fn hold(&mut self, tree: TreeId, bytes: u64) {
+    pub(super) fn hold(&mut self, tree: TreeId, bytes: u64) {
         let charge = self.trees.entry(tree).or_default();
         charge.held = charge.held.saturating_add(bytes);
     }
@@ -61,6 +63,13 @@ impl Charges {
             let added = bytes.min(charge.held);
             charge.held = charge.held.saturating_sub(added);
             charge.added = charge.added.saturating_add(added);
+        }
+    }
+
+    /// Notes that an extent of charged space was removed in the transaction that had added it.
+    pub(crate) fn remove(&mut self, tree: TreeId, bytes: u64) {
+        if let Some(charge) = self.trees.get_mut(&tree) {
+            charge.added = charge.added.saturating_sub(bytes);
         }
     }
 

@@ -59,9 +59,8 @@ impl Trees<'_> {
                 RefTree::of(Tree::new(Arc::clone(blocks), root.block(id)), Some(root.raw()))
             })),
             Self::Running(running) => {
-                let Some(tree) = running.tree(id)? else { return Ok(None) };
-                let raw = tree.state().record.as_ref().map(|record| record.raw.clone());
-                Ok(Some(RefTree::of(Tree::in_transaction(tree), raw.as_deref())))
+                let Some((tree, raw)) = running.tree_to_read(id)? else { return Ok(None) };
+                Ok(Some(RefTree::of(tree, raw.as_deref())))
             }
         }
     }
@@ -206,7 +205,7 @@ impl<'a> Roots<'a> {
         if let Some(known) = self.known_blocks.get(&at) {
             return Ok(*known);
         }
-        let mut roots = RootSets::EMPTY;
+        let mut parts = Vec::with_capacity(extent.refs.len());
         for reference in &extent.refs {
             let more = match *reference {
                 Ref::Tree(tree) if tree.is_subvolume() => {
@@ -215,8 +214,9 @@ impl<'a> Roots<'a> {
                 Ref::Shared(parent) => self.of_parent(parent, level.saturating_add(1), sets)?,
                 Ref::Tree(_) | Ref::Data(_) | Ref::SharedData(_) => continue,
             };
-            roots = sets.union(roots, more);
+            parts.push(more);
         }
+        let roots = sets.union(parts);
         self.known_blocks.insert(at, roots);
         Ok(roots)
     }
@@ -281,7 +281,7 @@ impl<'a> Roots<'a> {
         extent: &ExtentRefs,
         sets: &mut RootSets,
     ) -> Result<SetId, TreeError> {
-        let mut roots = RootSets::EMPTY;
+        let mut parts = Vec::with_capacity(extent.refs.len());
         for reference in &extent.refs {
             let more = match reference {
                 Ref::Data(data) if data.tree.is_subvolume() => {
@@ -290,9 +290,9 @@ impl<'a> Roots<'a> {
                 Ref::SharedData(leaf) => self.of_parent(*leaf, 0, sets)?,
                 Ref::Data(_) | Ref::Tree(_) | Ref::Shared(_) => continue,
             };
-            roots = sets.union(roots, more);
+            parts.push(more);
         }
-        Ok(roots)
+        Ok(sets.union(parts))
     }
 
     /// Follows the reference of a file to data: finds each leaf that has an item with it.
@@ -313,7 +313,7 @@ impl<'a> Roots<'a> {
         let end = data.offset.wrapping_add(extent.bytes.max(COMPRESSED_FILE_BYTES_MAX));
         let mut items = tree.cursor();
         items.seek(&Key::new(data.ino.0, ItemType::EXTENT_DATA, first).max(from))?;
-        let (mut roots, mut last_leaf) = (RootSets::EMPTY, None);
+        let (mut parts, mut last_leaf) = (Vec::new(), None);
         while let Some((key, bytes)) = items.item_parts() {
             let is_of_file = key.objectid == data.ino.0 && key.item_type == ItemType::EXTENT_DATA;
             if !is_of_file || key.offset >= end {
@@ -326,12 +326,12 @@ impl<'a> Roots<'a> {
                 last_leaf = Some(leaf);
                 let more =
                     if generation > last_snapshot { own } else { self.of_parent(leaf, 0, sets)? };
-                roots = sets.union(roots, more);
+                parts.push(more);
             }
             items.advance()?;
         }
         let refused = || Refused::new("data ref", format_args!("{data:?}").to_string(), "its item");
-        last_leaf.map(|_| roots).ok_or_else(|| corrupt(at, refused()))
+        last_leaf.map(|_| sets.union(parts)).ok_or_else(|| corrupt(at, refused()))
     }
 
     /// Returns a tree that a reference of the extent at `at` names.

@@ -7,7 +7,9 @@ use super::items;
 use super::limits::Charges;
 use crate::error::TreeError;
 use crate::tree::Tree;
-use butternut_format::quota::{STATUS_INCONSISTENT, STATUS_ON, STATUS_RESCAN};
+use butternut_format::quota::{
+    LIMIT_EXCLUSIVE, LIMIT_REFERENCED, STATUS_INCONSISTENT, STATUS_ON, STATUS_RESCAN,
+};
 use butternut_format::units::{Generation, TreeId};
 use std::sync::Arc;
 
@@ -26,6 +28,8 @@ pub(crate) struct Quota {
     pub(crate) charges: Charges,
     /// Subvolumes whose last block was freed since the last commit.
     pub(crate) dropped: Vec<TreeId>,
+    /// Incremented when a commit has made charges and growth part of the usage.
+    pub(crate) accounted: u64,
     /// Why the usage became inconsistent since the volume was opened.
     pub(crate) cause: Option<Arc<TreeError>>,
 }
@@ -51,9 +55,11 @@ impl Quota {
             has_limits,
             charges: Charges::default(),
             groups,
-            // An interrupted rescan is made whole by the first commit.
-            needs_rescan: flags & STATUS_RESCAN != 0,
+            // The first commit makes the usage exact, also where the kernel waits for a rescan: limits
+            // are kept only then.
+            needs_rescan: flags & (STATUS_RESCAN | STATUS_INCONSISTENT) != 0,
             dropped: Vec::new(),
+            accounted: 0,
             cause: None,
         }))
     }
@@ -68,6 +74,7 @@ impl Quota {
             groups: Groups::default(),
             needs_rescan: true,
             dropped: Vec::new(),
+            accounted: 0,
             cause: None,
         }
     }
@@ -94,6 +101,19 @@ impl Quota {
     /// Notes that a deleted subvolume has no blocks any more.
     pub(crate) fn note_dropped(&mut self, tree: TreeId) {
         self.dropped.push(tree);
+    }
+
+    /// Whether a limit applies to a subvolume: while the usage is inconsistent, none does.
+    pub(crate) fn limits(&self, tree: TreeId) -> bool {
+        if !self.has_limits || !self.is_consistent() {
+            return false;
+        }
+        let mut is_limited = false;
+        self.groups.including(group_of(tree), |id| {
+            let flags = self.groups.get(id).map_or(0, |group| group.limit.flags.get());
+            is_limited |= flags & (LIMIT_REFERENCED | LIMIT_EXCLUSIVE) != 0;
+        });
+        is_limited
     }
 
     /// Makes the usage inconsistent.

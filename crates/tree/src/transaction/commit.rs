@@ -281,8 +281,6 @@ impl Commit<'_> {
             state.frozen = Some(Arc::new(dirty));
             state.is_changed = false;
             state.committed_root = state.root;
-            state.committed_used =
-                state.record.as_ref().map_or(0, |record| record.raw.bytes_used.get());
             state.changes.clear();
         }
         self.end_log(log);

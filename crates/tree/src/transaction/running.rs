@@ -238,6 +238,23 @@ impl Running {
         Ok(Some(Arc::clone(trees.entry(id).or_insert_with(|| Arc::new(tree)))))
     }
 
+    /// Returns a tree as the running transaction has it, with its root item, for a reader of many
+    /// subvolumes: one that was not used is not kept, because each commit looks at those that were.
+    pub(crate) fn tree_to_read(
+        &self,
+        id: TreeId,
+    ) -> Result<Option<(Tree, Option<Box<RawRootItem>>)>, TreeError> {
+        let is_kept = self.trees.read().contains_key(&id);
+        if !is_kept && id.is_subvolume() {
+            let found = self.root_record(id)?;
+            let fixed = |root| Tree::new(Arc::clone(&self.blocks), root);
+            return Ok(found.map(|(root, record)| (fixed(root), Some(record.raw))));
+        }
+        let Some(tree) = self.tree(id)? else { return Ok(None) };
+        let raw = tree.state().record.as_ref().map(|record| record.raw.clone());
+        Ok(Some((Tree::in_transaction(tree), raw)))
+    }
+
     /// Adds a tree that the running transaction has created. Returns `false` if there is one with
     /// this id.
     pub(crate) fn add_tree(&self, tree: Arc<TransactionTree>) -> bool {
@@ -330,6 +347,7 @@ impl Running {
         let mut new = Quota { charges, ..changed };
         if is_accounted {
             new.charges.account();
+            new.accounted = new.accounted.wrapping_add(1);
         }
         *quota = Some(new);
     }
