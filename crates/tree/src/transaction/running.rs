@@ -36,6 +36,7 @@ use butternut_format::inode::Time;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::{Expected, RawKeyPtr};
 use butternut_format::refused::Refused;
+use butternut_format::root::RawRootItem;
 use butternut_format::super_block::RawSuperBlock;
 use butternut_format::units::{Generation, Logical, TreeId, length};
 use butternut_space::{
