@@ -156,6 +156,9 @@ impl std::fmt::Debug for Running {
     }
 }
 
+/// A tree, and its root item. The root tree and the chunk tree have none.
+pub(crate) type TreeWithItem = (Tree, Option<Box<RawRootItem>>);
+
 impl Running {
     /// Reads the state that writing needs: block groups, their free space, devices and their
     /// extents.
@@ -241,10 +244,7 @@ impl Running {
 
     /// Returns a tree as the running transaction has it, with its root item, for a reader of many
     /// subvolumes: one that was not used is not kept, because each commit looks at those that were.
-    pub(crate) fn tree_to_read(
-        &self,
-        id: TreeId,
-    ) -> Result<Option<(Tree, Option<Box<RawRootItem>>)>, TreeError> {
+    pub(crate) fn tree_to_read(&self, id: TreeId) -> Result<Option<TreeWithItem>, TreeError> {
         let is_kept = self.trees.read().contains_key(&id);
         if !is_kept && id.is_subvolume() {
             let found = self.root_record(id)?;
