@@ -22,9 +22,11 @@
 //! 4. Every loop takes its items from the log, or removes what it takes.
 //! 5. The references of an inode, and each part of a listing, are read once per stage, and one
 //!    reference is found by its key: the work grows with the number of names, not with its square.
+//!    Searches for entries without references are bounded ([`bounded`]).
 //!
 //! Left to others: reading a log (`tree`), deleting orphans (`inode/orphans`).
 
+mod bounded;
 mod extents;
 mod inodes;
 mod links;
@@ -33,6 +35,7 @@ mod names;
 mod tests;
 
 use crate::{Error, Result};
+use bounded::STEPS_MAX;
 use butternut_format::feature;
 use butternut_format::inode::Inode;
 use butternut_format::key::{ItemType, Key};
@@ -40,6 +43,7 @@ use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names_of;
 use butternut_tree::{Forest, Handle, LogClaim, Need, ReservationLevel, Tree, TreeEdit, TreeError};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -59,6 +63,8 @@ struct Replay<'a> {
     ignored: BTreeSet<u64>,
     /// The inode whose old names were removed last.
     old_names_removed: Option<u64>,
+    /// How many items may still be read to find entries without references.
+    steps_left: Cell<u32>,
 }
 
 /// Replays the log in the running transaction. Returns the space that the log uses.
@@ -92,6 +98,7 @@ pub(crate) fn replay(forest: &Arc<Forest>) -> Result<LogClaim> {
             touched: BTreeSet::new(),
             ignored: BTreeSet::new(),
             old_names_removed: None,
+            steps_left: Cell::new(STEPS_MAX),
         };
         replay.inodes()?;
         replay.entries()?;

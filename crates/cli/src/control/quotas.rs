@@ -120,9 +120,10 @@ impl QuotaReport {
         bytes_max: usize,
     ) -> Result<Self, butternut::Error> {
         let Some(quotas) = filesystem.quotas()? else { return Ok(Self::disabled()) };
-        let subvolumes = filesystem.subvolumes()?.into_iter();
-        let mut paths: BTreeMap<u64, _> = subvolumes.map(|found| (found.id, found.path)).collect();
-        paths.insert(TOP_LEVEL, Some(Vec::new()));
+        let path = |path: Option<_>| path.map_or(GroupSubvolume::Deleted, GroupSubvolume::Path);
+        let found = filesystem.subvolumes()?.into_iter();
+        let mut subvolumes: BTreeMap<_, _> = found.map(|one| (one.id, path(one.path))).collect();
+        subvolumes.insert(TOP_LEVEL, GroupSubvolume::Path(Vec::new()));
         let mut report = Self {
             is_enabled: true,
             is_consistent: quotas.status.flags & STATUS_INCONSISTENT == 0,
@@ -136,7 +137,8 @@ impl QuotaReport {
                 report.next = Some(group.id.0);
                 break;
             }
-            let reported = GroupReport::of(group, paths.remove(&group.id.0));
+            let subvolume = subvolumes.remove(&group.id.0).unwrap_or(GroupSubvolume::None);
+            let reported = GroupReport::of(group, subvolume);
             bytes = bytes.saturating_add(reported.json_bytes());
             report.groups.push(reported);
         }
@@ -170,7 +172,7 @@ impl QuotaReport {
 }
 
 impl GroupReport {
-    fn of(group: &Qgroup, path: Option<Option<Vec<u8>>>) -> Self {
+    fn of(group: &Qgroup, subvolume: GroupSubvolume) -> Self {
         let QgroupUsage { referenced, exclusive } = group.usage;
         let QgroupLimits { referenced: max_referenced, exclusive: max_exclusive } = group.limits;
         Self {
@@ -180,11 +182,7 @@ impl GroupReport {
             max_referenced,
             max_exclusive,
             parents: group.parents.iter().map(|parent| parent.0).collect(),
-            subvolume: match path {
-                None => GroupSubvolume::None,
-                Some(None) => GroupSubvolume::Deleted,
-                Some(Some(path)) => GroupSubvolume::Path(path),
-            },
+            subvolume,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Names in a replay: entries of directories, and references of inodes.
 
 use super::Replay;
+use super::bounded::Bounded;
 use crate::Result;
 use butternut_format::dir::{DirEntries, EntryKind};
 use butternut_format::inode::FileKind;
@@ -168,7 +169,8 @@ impl Replay<'_> {
             return Err(self.corrupt(key, refused));
         };
         let nlink = self.inode(ino.0)?.map_or(0, |inode| inode.nlink);
-        let backref = names::backref(&self.tree, (Ino(dir), name), (ino, nlink))?;
+        let tree = Bounded { tree: &self.tree, steps_left: &self.steps_left };
+        let backref = names::backref(&tree, (Ino(dir), name), (ino, nlink))?;
         let old = OldName { dir: Ino(dir), name, target: backref.target(ino) };
         names::unlink(&self.edit, &old)?;
         let bytes = length(name.len()) * 2;

@@ -1,11 +1,12 @@
 //! The work of a replay, in items that it reads.
 
 use crate::background::committer::tests::{fresh, open};
-use crate::{FIRST_ENTRY, Filesystem, NewInode};
+use crate::{FIRST_ENTRY, Filesystem, MountOptions, NewInode};
 use butternut_device::{Device, MemoryDevice};
+use butternut_format::inode_ref::InodeRef;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{TreeId, length};
-use butternut_tree::LogEntry;
+use butternut_tree::{LogEntry, Need};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -169,4 +170,49 @@ fn the_names_of_a_file_in_many_lost_directories_are_counted_once() {
     let entries: Vec<_> = entries.collect::<crate::Result<_>>().expect("entries");
     assert_eq!(entries.len(), 1);
     fs.close().expect("a sound volume");
+}
+
+/// A crafted volume: the names that the log gives to others have no references, and each is found
+/// by a search of the listing.
+#[test]
+fn searches_for_entries_without_references_are_bounded() {
+    const FILES: usize = 200;
+    let device = fresh();
+    let fs = open(&device);
+    let root = fs.root();
+    let files: Vec<_> = (0..FILES)
+        .map(|at| fs.create(root, &name("old", at), &NewInode::new(0o644)).expect("a new file"))
+        .collect();
+    fs.sync().expect("a commit");
+    let tree_id = TreeId(root.subvolume);
+    let handle = fs.forest().join(Need::items(8000)).expect("space");
+    for file in &files {
+        let key = Key::new(file.ino, ItemType::INODE_REF, root.ino);
+        handle.tree(tree_id).expect("a tree").remove(&key).expect("an item");
+    }
+    drop(handle);
+    fs.sync().expect("a commit");
+    let tree = fs.forest().tree(tree_id).expect("a tree").expect("the subvolume");
+    let item = tree.find(&Key::new(files[0].ino, ItemType::INODE_ITEM, 0)).expect("a tree");
+    let item = item.expect("an inode").data().to_vec();
+    // Rising inode numbers take the names from the end of the listing.
+    let more = (0..FILES).flat_map(|at| {
+        let ino = 1_000_000 + length(at);
+        let mut reference = Vec::new();
+        let old = name("old", FILES - 1 - at);
+        InodeRef { index: 2_000_000 + length(at), name: &old }.append_to(&mut reference);
+        [
+            (Key::new(ino, ItemType::INODE_ITEM, 0), item.clone()),
+            (Key::new(ino, ItemType::INODE_REF, root.ino), reference),
+        ]
+    });
+    log(&fs, root.ino, |_, _| false, more);
+    let after = copy(&device);
+    drop(fs);
+    let options = MountOptions::default().read_only(false).commit_seconds(0);
+    let refused = Filesystem::open_devices(vec![after], &options).expect_err("a long search");
+    let mut causes =
+        std::iter::successors(Some(&refused as &dyn std::error::Error), |e| e.source());
+    let is_named = causes.any(|cause| cause.to_string().contains("without references"));
+    assert!(is_named, "{refused:?}");
 }
