@@ -2,6 +2,7 @@
 //! crash right after it leaves every inode with exactly the names of one of its earlier states.
 
 use crate::volume::TestVolume;
+use butternut::format::checksum::name_hash;
 use butternut::{
     FileId, FileKind, Filesystem, Follow, MountOptions, NewInode, RenameFlags, Tunables,
 };
