@@ -239,7 +239,7 @@ fn a_file_is_rewritten_and_synced_as_often_as_wanted_far_below_a_limit() {
 }
 
 /// The status item says that the usage is inconsistent, as after a kernel that stopped to account
-/// (drop_subtree_threshold). What a deletion frees can be used after the next commit all the same.
+/// (its threshold of shared subtrees). What a deletion frees can be used after the next commit.
 #[test]
 fn a_deletion_makes_room_below_a_limit_while_the_usage_is_inconsistent() {
     let volume = TestVolume::new();
