@@ -1,9 +1,11 @@
 //! Crashes while subvolumes and snapshots are made, changed, deleted and freed: each leaves what
-//! was durable, and the next open goes on with what was being freed.
+//! was durable, and the next open goes on with what was being freed. Every second workload has
+//! quotas, whose numbers are exact after each crash.
 //!
 //! `BUTTERNUT_LONG=1` checks more workloads; `BUTTERNUT_SEED=N` checks one.
 
 use anyhow::{Context, Result, ensure};
+use butternut::format::quota::STATUS_INCONSISTENT;
 use butternut::{
     FileId, FileKind, Filesystem, Follow, MountOptions, NewInode, RecursiveSnapshot, SnapshotAccess,
 };
@@ -186,6 +188,9 @@ fn check(seed: u64) -> Result<Verdict> {
     let device = Arc::new(RecordingDevice::new(base));
     let devices: Vec<Arc<dyn Device>> = vec![Arc::clone(&device) as Arc<dyn Device>];
     let filesystem = Filesystem::open_devices(devices, &options())?;
+    if has_quotas(seed) {
+        ensure!(filesystem.enable_quotas()?, "quotas are enabled already");
+    }
     let (random, contents) = (Random::new(seed), Contents::new());
     let mut run = Run { random, filesystem, contents, made: 0 };
     let mut builder = StoryBuilder::default();
@@ -207,6 +212,24 @@ fn check(seed: u64) -> Result<Verdict> {
     Ok(judge(&story, &options, &verify))
 }
 
+fn has_quotas(seed: u64) -> bool {
+    seed % 2 == 1
+}
+
+/// Checks that the usage of all quota groups is that of a rescan.
+fn check_quotas(filesystem: &Filesystem) -> Result<()> {
+    let usage = || -> Result<_> {
+        let quotas = filesystem.quotas()?.context("quotas are disabled")?;
+        ensure!(quotas.status.flags & STATUS_INCONSISTENT == 0, "the usage is inconsistent");
+        Ok(quotas.groups)
+    };
+    let have = usage()?;
+    filesystem.rescan_quotas()?;
+    let want = usage()?;
+    ensure!(have == want, "the usage is {have:?}, and that of a rescan {want:?}");
+    Ok(())
+}
+
 fn verify(
     states: &[Contents],
     crash: &Crash,
@@ -219,11 +242,17 @@ fn verify(
     let have = contents(&filesystem)?;
     let is_allowed = states.get(allowed.clone()).is_some_and(|states| states.contains(&have));
     ensure!(is_allowed, "states {allowed:?}: none has {:?}", have.keys());
+    if filesystem.quotas()?.is_some() {
+        check_quotas(&filesystem).context("after the crash")?;
+    }
     if crash.number.is_multiple_of(2) {
         ensure!(filesystem.clean_subvolumes()?.is_empty(), "nothing is open");
         ensure!(contents(&filesystem)? == have, "changed by the freeing");
         let deleted = filesystem.subvolumes()?.iter().filter(|info| info.deleted).count();
         ensure!(deleted == 0, "{deleted} deleted subvolumes are left");
+        if filesystem.quotas()?.is_some() {
+            check_quotas(&filesystem).context("after the freeing")?;
+        }
     }
     filesystem.close()?;
     check_crashed(&image).context("after the next open")
