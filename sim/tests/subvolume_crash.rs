@@ -223,6 +223,8 @@ fn check_quotas(filesystem: &Filesystem) -> Result<()> {
         ensure!(quotas.status.flags & STATUS_INCONSISTENT == 0, "the usage is inconsistent");
         Ok(quotas.groups)
     };
+    // The last step of a deletion may be in no commit yet.
+    filesystem.sync()?;
     let have = usage()?;
     filesystem.rescan_quotas()?;
     let want = usage()?;
