@@ -56,9 +56,10 @@ impl Error {
             Self::Stale { .. } => code::ESTALE,
             Self::NotDirectory => code::ENOTDIR,
             Self::IsDirectory => code::EISDIR,
-            Self::WrongKind { .. } | Self::InvalidArgument { .. } | Self::NotSubvolume { .. } => {
-                code::EINVAL
-            }
+            Self::WrongKind { .. }
+            | Self::InvalidArgument { .. }
+            | Self::NotSubvolume { .. }
+            | Self::Quota(_) => code::EINVAL,
             Self::Log { source } | Self::Receive { source, .. } => source.errno(),
             Self::Stream(_) => code::EINVAL,
             Self::SymlinkLoop => code::ELOOP,
@@ -239,6 +240,7 @@ mod tests {
             Error::Log { source: Box::new(Error::Tree(corrupt())) },
             Error::InvalidArgument { what: "the address is a tree block's" },
             Error::Unsupported { what: "writing" },
+            Error::Quota(refused()),
             Error::LimitExceeded { what: "references", limit: 9 },
             Error::Corrupt { tree: TreeId::FS, source: refused() },
             Error::Device(DeviceError::NotRun),
@@ -290,6 +292,7 @@ mod tests {
             Error::WrongKind { .. }
             | Error::InvalidArgument { .. }
             | Error::Stream(_)
+            | Error::Quota(_)
             | Error::NotSubvolume { .. } => 22,
             Error::NameTooLong => 36,
             Error::SymlinkLoop => 40,

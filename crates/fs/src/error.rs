@@ -155,6 +155,9 @@ pub enum Error {
     /// A tree that cannot be read or changed.
     #[error("metadata cannot be read or changed")]
     Tree(#[source] TreeError),
+    /// A change of the quotas that their state does not allow.
+    #[error("the quotas do not allow this change")]
+    Quota(#[source] Refused),
     /// Names or attributes that cannot be read or changed.
     #[error("names or attributes cannot be read or changed")]
     Names(#[source] NamesError),

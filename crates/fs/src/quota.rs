@@ -5,7 +5,7 @@
 //! usage is marked as inconsistent, and the call fails with [`TreeError::QuotaUsage`]. The
 //! accounting is in `tree`.
 
-use crate::{Filesystem, Result};
+use crate::{Error, Filesystem, Result};
 use butternut_format::quota::QgroupId;
 use butternut_tree::{AtCommit, QgroupLimits, Quotas, ReservationLevel, TreeError};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Filesystem {
     /// already. Reads all references of the volume, and no data.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); there is no space; a tree cannot be read.
+    /// [`Error::ReadOnly`]; there is no space; a tree cannot be read.
     pub fn enable_quotas(&self) -> Result<bool> {
         self.recompute(|at_commit| at_commit.enable_quotas())
     }
@@ -41,7 +41,7 @@ impl Filesystem {
     /// Disables quotas, and removes all groups. Returns `false` if they were disabled already.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); the quota tree cannot be read.
+    /// [`Error::ReadOnly`]; the quota tree cannot be read.
     pub fn disable_quotas(&self) -> Result<bool> {
         self.change_quotas(|at_commit| at_commit.disable_quotas())
     }
@@ -50,7 +50,7 @@ impl Filesystem {
     /// wait meanwhile.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled.
+    /// [`Error::ReadOnly`]; quotas are disabled.
     pub fn rescan_quotas(&self) -> Result<()> {
         self.recompute(|at_commit| at_commit.rescan_quotas())
     }
@@ -58,7 +58,7 @@ impl Filesystem {
     /// Adds a quota group above level 0.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, there is such a group, or
+    /// [`Error::ReadOnly`]; quotas are disabled, there is such a group, or
     /// its level is 0.
     pub fn create_qgroup(&self, id: QgroupId) -> Result<()> {
         self.change_quotas(|at_commit| at_commit.create_qgroup(id))
@@ -67,7 +67,7 @@ impl Filesystem {
     /// Removes a quota group that includes no other one, and no subvolume.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, or the group does not
+    /// [`Error::ReadOnly`]; quotas are disabled, or the group does not
     /// exist or includes something.
     pub fn remove_qgroup(&self, id: QgroupId) -> Result<()> {
         self.change_quotas(|at_commit| at_commit.remove_qgroup(id))
@@ -76,7 +76,7 @@ impl Filesystem {
     /// Makes the group `parent` include the group `child`, and computes all usage again.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, a group does not exist,
+    /// [`Error::ReadOnly`]; quotas are disabled, a group does not exist,
     /// the level of the parent is not above the child's, or it includes it already.
     pub fn assign_qgroup(&self, child: QgroupId, parent: QgroupId) -> Result<()> {
         self.recompute(|at_commit| at_commit.assign_qgroup(child, parent))
@@ -85,7 +85,7 @@ impl Filesystem {
     /// Ends that the group `parent` includes the group `child`, and computes all usage again.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, or the parent does not
+    /// [`Error::ReadOnly`]; quotas are disabled, or the parent does not
     /// include the child.
     pub fn unassign_qgroup(&self, child: QgroupId, parent: QgroupId) -> Result<()> {
         self.recompute(|at_commit| at_commit.unassign_qgroup(child, parent))
@@ -95,7 +95,7 @@ impl Filesystem {
     /// they change anything; deletions succeed.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); quotas are disabled, or there is no such group.
+    /// [`Error::ReadOnly`]; quotas are disabled, or there is no such group.
     pub fn limit_qgroup(&self, id: QgroupId, limits: QgroupLimits) -> Result<()> {
         self.change_quotas(|at_commit| at_commit.limit_qgroup(id, limits))
     }
@@ -117,7 +117,11 @@ impl Filesystem {
         change: impl FnOnce(&AtCommit<'_>) -> Result<R, TreeError>,
     ) -> Result<R> {
         let writing = self.begin()?;
-        let changed = self.forest().commit_with(ReservationLevel::Normal, change)?;
+        let changed = self.forest().commit_with(ReservationLevel::Normal, change);
+        let changed = changed.map_err(|error| match error {
+            TreeError::Invalid(refused) => Error::Quota(refused),
+            other => Error::Tree(other),
+        })?;
         drop(writing);
         Ok(changed)
     }

@@ -214,7 +214,7 @@ fn quotas_of_a_mounted_volume_are_changed_by_its_process() {
         ("butternut quota disable M: 1", "only its owner and root"),
         ("butternut quota status /proc: 1", "no butternut mount"),
     ] {
-        let mut lines = printed.lines().zip(printed.lines().skip(1));
+        let mut lines = printed.lines().zip(printed.lines().skip(1).chain([""]));
         let is_it = |(line, next): (&str, &str)| {
             line.contains(command) && (line.contains(why) || next.contains(why))
         };
