@@ -13,7 +13,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::Ino;
 use butternut_names::{self as names, Moment, NamesError};
-use butternut_tree::{Handle, Need, ReservationLevel, TreeEdit, TreeError};
+use butternut_tree::{Handle, Need, TreeEdit, TreeError};
 use std::cell::Cell;
 
 /// One subvolume in the running transaction.
@@ -36,9 +36,10 @@ impl Filesystem {
         call: impl FnOnce(&Change<'_>) -> Result<R>,
     ) -> Result<R> {
         let now = write_state.clock.now();
-        // Deletions succeed at the limit of a quota, too.
-        let grows = need.level == ReservationLevel::Normal;
-        let hold = grows.then(|| self.forest().hold_quota(subvolume.id, need.items)).transpose()?;
+        let hold = need
+            .is_charged
+            .then(|| self.forest().hold_quota(subvolume.id, need.items))
+            .transpose()?;
         let handle = self.forest().join(need)?;
         let moment = Moment { generation: handle.generation(), now };
         let edit = handle.tree(subvolume.id)?;

@@ -35,7 +35,8 @@ impl Filesystem {
     /// # Errors
     /// [`Error::ReadOnly`]; there is no space; a tree cannot be read.
     pub fn enable_quotas(&self) -> Result<bool> {
-        self.recompute(|at_commit| at_commit.enable_quotas())
+        let is_new = self.change_quotas(|at_commit| at_commit.enable_quotas())?;
+        if is_new { self.require_usage().map(|()| true) } else { Ok(false) }
     }
 
     /// Disables quotas, and removes all groups. Returns `false` if they were disabled already.
@@ -97,7 +98,19 @@ impl Filesystem {
     /// # Errors
     /// [`Error::ReadOnly`]; quotas are disabled, or there is no such group.
     pub fn limit_qgroup(&self, id: QgroupId, limits: QgroupLimits) -> Result<()> {
-        self.change_quotas(|at_commit| at_commit.limit_qgroup(id, limits))
+        self.change_qgroup_limits(id, |_| limits)
+    }
+
+    /// As [`Filesystem::limit_qgroup`], with limits that follow from those that the group has.
+    ///
+    /// # Errors
+    /// As [`Filesystem::limit_qgroup`].
+    pub fn change_qgroup_limits(
+        &self,
+        id: QgroupId,
+        change: impl FnOnce(QgroupLimits) -> QgroupLimits,
+    ) -> Result<()> {
+        self.change_quotas(|at_commit| at_commit.limit_qgroup(id, change))
     }
 
     /// Makes a change for which the commit computes all usage again.
@@ -106,10 +119,13 @@ impl Filesystem {
         change: impl FnOnce(&AtCommit<'_>) -> Result<R, TreeError>,
     ) -> Result<R> {
         let changed = self.change_quotas(change)?;
-        match self.quota_error() {
-            None => Ok(changed),
-            Some(source) => Err(TreeError::QuotaUsage { source }.into()),
-        }
+        self.require_usage().map(|()| changed)
+    }
+
+    /// Fails if the commit could not compute the usage.
+    fn require_usage(&self) -> Result<()> {
+        let error = self.quota_error();
+        error.map_or(Ok(()), |source| Err(TreeError::QuotaUsage { source }.into()))
     }
 
     fn change_quotas<R>(

@@ -76,7 +76,7 @@ pub(crate) fn replay(forest: &Arc<Forest>) -> Result<LogClaim> {
     let mut claim = forest.claim_log(&logs)?;
     // Nothing is reserved: no other thread allocates space before the replay has ended, and an
     // estimate for a long log would be more than a full volume has.
-    let handle = forest.join(Need { items: 0, level: ReservationLevel::Prereserved })?;
+    let handle = forest.join(Need { level: ReservationLevel::Prereserved, ..Need::items(0) })?;
     let has_no_holes = forest.volume().super_block().has(feature::NO_HOLES);
     for log in logs {
         // The subvolume was deleted after the log was written. Parts of it may still exist.

@@ -205,13 +205,16 @@ impl Handle {
     /// references.
     pub fn drop_data_ref(&self, at: Logical, bytes: u64, reference: DataRef) {
         self.mark_changed();
+        let owner = self.running().references().owner(at);
         let is_freed = self.running().change_data(at, bytes, Ref::data(reference), -1);
         if is_freed {
             let range = at.0..at.0.saturating_add(bytes);
             let running = self.running();
             running.pending_checksums().remove(&range);
             running.check(running.space.pin(range, self.generation()));
-            running.remove_charged(reference.tree, bytes);
+            if let Some(owner) = owner {
+                running.remove_charged(owner, bytes);
+            }
         }
     }
 

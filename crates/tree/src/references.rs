@@ -126,12 +126,14 @@ pub(crate) struct Head {
     /// Whether its references become full back references.
     pub(crate) is_full_backref: bool,
     pub(crate) deltas: Vec<(Ref, i64)>,
+    /// Of data that was allocated in this transaction: the tree that it was allocated for.
+    owner: Option<TreeId>,
 }
 
 impl Head {
     fn new(bytes: u64, content: Content, is_created: bool) -> Self {
         let deltas = Vec::with_capacity(1);
-        Self { bytes, content, is_created, is_full_backref: false, deltas }
+        Self { bytes, content, is_created, is_full_backref: false, deltas, owner: None }
     }
 
     pub(crate) fn sum(&self) -> i64 {
@@ -255,6 +257,9 @@ impl References {
         let Entry::Vacant(place) = self.heads.entry(at) else { return false };
         let head = place.insert(Head::new(bytes, content, true));
         head.deltas.push((first, 1));
+        if let Ref::Data(data) = first {
+            head.owner = Some(data.tree);
+        }
         self.touched.add(at, first);
         true
     }
@@ -285,6 +290,11 @@ impl References {
             self.touched.add(at, reference);
         }
         is_freed
+    }
+
+    /// Returns the tree that data was allocated for, if the running transaction has allocated it.
+    pub(crate) fn owner(&self, at: Logical) -> Option<TreeId> {
+        self.heads.get(&at).and_then(|head| head.owner)
     }
 
     pub(crate) fn set_full_backref(&mut self, at: Logical, bytes: u64, content: Content) {

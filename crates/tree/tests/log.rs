@@ -79,7 +79,7 @@ fn no_commit_for_space_precedes_the_replay() {
     let forest = open(&device, true);
     let logs = forest.subvolume_logs().unwrap();
     let claim = forest.claim_log(&logs).unwrap();
-    let need = Need { items: u32::MAX, level: ReservationLevel::Prereserved };
+    let need = Need { level: ReservationLevel::Prereserved, ..Need::items(u32::MAX) };
     let refused = forest.join(need).unwrap_err();
     assert!(matches!(refused, TreeError::NoSpace { .. }), "{refused}");
     assert!(volume(&device).super_block().log_root().is_some(), "the log is not lost");

@@ -5,7 +5,8 @@
 //!
 //! 1. A report has at most about [`PAGE_BYTES_MAX`] bytes; the client requests the rest. Its pages
 //!    may be of different commits.
-//! 2. What a process responds is checked as any input: a page that does not go on is refused.
+//! 2. What a process responds is checked as any input: a page that does not go on is refused, and a
+//!    report that is longer than the process said first.
 
 use butternut::format::quota::{QgroupId, STATUS_INCONSISTENT};
 use butternut::{Filesystem, Qgroup, QgroupLimits, QgroupUsage, TOP_LEVEL};
@@ -60,14 +61,12 @@ impl QuotaChange {
             Self::Assign { child, parent } => filesystem.assign_qgroup(id(child), id(parent)),
             Self::Unassign { child, parent } => filesystem.unassign_qgroup(id(child), id(parent)),
             Self::Limit { group, is_exclusive, bytes } => {
-                let quotas = filesystem.quotas()?;
-                let groups = quotas.iter().flat_map(|quotas| &quotas.groups);
-                let known = groups.into_iter().find(|known| known.id == id(group));
-                let mut limits = known.map(|group| group.limits).unwrap_or_default();
-                let place =
-                    if is_exclusive { &mut limits.exclusive } else { &mut limits.referenced };
-                *place = bytes;
-                filesystem.limit_qgroup(id(group), limits)
+                filesystem.change_qgroup_limits(id(group), |mut limits| {
+                    let place =
+                        if is_exclusive { &mut limits.exclusive } else { &mut limits.referenced };
+                    *place = bytes;
+                    limits
+                })
             }
         }
     }
@@ -161,8 +160,15 @@ impl QuotaReport {
     pub(crate) fn append(&mut self, page: Self) -> Result<(), String> {
         let last = self.groups.last().map(|group| group.id);
         let first = page.groups.first().map(|group| group.id);
-        if first.is_none() && page.next.is_some() || first.is_some() && first <= last {
-            return Err("its report does not go on".to_owned());
+        let goes_on = match first {
+            None => page.next.is_none(),
+            Some(_) => first > last,
+        };
+        let count = self.groups.len().saturating_add(page.groups.len());
+        // Some may have been created meanwhile.
+        let is_short = count <= self.count.saturating_mul(2).saturating_add(1000);
+        if !goes_on || !is_short || page.is_enabled != self.is_enabled {
+            return Err("its report changes while it is read".to_owned());
         }
         self.is_consistent &= page.is_consistent;
         self.groups.extend(page.groups);
@@ -199,7 +205,10 @@ impl GroupReport {
 
 #[cfg(test)]
 mod tests {
-    use super::{GroupReport, GroupSubvolume, QuotaReport};
+    use super::{GroupReport, GroupSubvolume, QuotaChange, QuotaReport};
+    use butternut::device::{Device, MemoryDevice};
+    use butternut::{Filesystem, MountOptions};
+    use std::sync::Arc;
 
     fn page(ids: &[u64], next: Option<u64>) -> QuotaReport {
         let group = |id: &u64| GroupReport {
@@ -223,5 +232,38 @@ mod tests {
         report.append(page(&[257], None)).expect_err("the same again");
         report.append(page(&[258], None)).expect("the last page");
         assert_eq!((report.groups.len(), report.next), (4, None));
+    }
+
+    /// Two commands for one mount, each for one of the limits.
+    #[test]
+    fn each_of_two_limits_that_are_set_at_once_is_kept() {
+        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+        butternut_mkfs::make(&*device, &butternut_mkfs::MkfsOptions::default()).unwrap();
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
+        fs.enable_quotas().unwrap();
+        let group = 1 << 48 | 1;
+        QuotaChange::Create { group }.apply(&fs).unwrap();
+        for round in 1..200 {
+            let bytes = Some(round << 20);
+            std::thread::scope(|scope| {
+                for is_exclusive in [false, true] {
+                    let limit = QuotaChange::Limit { group, is_exclusive, bytes };
+                    let fs = &fs;
+                    scope.spawn(move || limit.apply(fs).unwrap());
+                }
+            });
+            let report = QuotaReport::read(&fs, 0, usize::MAX).unwrap();
+            let found = report.groups.iter().find(|found| found.id == group).unwrap();
+            assert_eq!((found.max_referenced, found.max_exclusive), (bytes, bytes));
+        }
+    }
+
+    /// The process of a mount may be any program of its owner.
+    #[test]
+    fn a_report_without_an_end_is_refused() {
+        let mut report = page(&[5], Some(6)); // `page` says that there are 9 groups.
+        let grown = (6..3000).try_for_each(|id| report.append(page(&[id], Some(id + 1))));
+        assert!(grown.is_err(), "{} groups of 9", report.groups.len());
     }
 }

@@ -266,7 +266,7 @@ fn apply_to_trees(
         forest.fail_after_panic();
     }
     let items = rows.iter().fold(0_u32, |sum, row| sum.saturating_add(row.edit.items()));
-    let handle = forest.join(Need { items, level })?;
+    let handle = forest.join(Need { level, ..Need::items(items) })?;
     let generation = handle.generation();
     change_trees(&handle, rows)?;
     Ok(Some(generation))

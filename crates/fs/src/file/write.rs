@@ -202,7 +202,7 @@ impl File {
     /// space that direct writes have replaced is freed only by a commit. If it reaches a limit,
     /// writes the files of the subvolume back, which may have reserved more than they need.
     pub(crate) fn with_space<R>(&self, run: impl Fn() -> Result<R>) -> Result<R> {
-        let result = run();
+        let mut result = run();
         if result.as_ref().is_err_and(Error::is_quota_exceeded) {
             let pin = self.pin()?;
             let filesystem = pin.filesystem();
@@ -210,7 +210,7 @@ impl File {
             let since = self.view().error_position();
             drop(filesystem.write_back_subvolume(write_state, self.id().subvolume, &since));
             filesystem.shared.source.release_space();
-            return run();
+            result = run();
         }
         if !result.as_ref().is_err_and(Error::is_no_space) {
             return result;
@@ -256,7 +256,12 @@ impl File {
             Ok((offset, file.write(offset, bytes, stay, wait)?))
         };
         let altered = || self.alter_as(Some(privileges), Drain::No(wait), change);
-        let result = self.with_space(altered);
+        let result = match wait {
+            Wait::Block => self.with_space(altered),
+            // A write that may block finds out whether there is space after all.
+            Wait::NoWait => altered()
+                .map_err(|error| if error.is_quota_exceeded() { Error::WouldBlock } else { error }),
+        };
         if is_refused(&result) {
             timed.forget();
         }
@@ -419,14 +424,15 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::Privileges;
-    use crate::{Allocate, Error, Filesystem, MountOptions, NewInode, Result};
+    use crate::{Allocate, Error, FileId, Filesystem, MountOptions, NewInode, Result};
     use butternut_device::{Device, MemoryDevice};
     use butternut_format::inode::InodeFlags;
+    use butternut_format::quota::QgroupId;
     use butternut_format::units::{Ino, TreeId};
     use butternut_mkfs::MkfsOptions;
     use butternut_pages::CacheMode;
     use butternut_sys::wait::Wait;
-    use butternut_tree::EnospcInjector;
+    use butternut_tree::{EnospcInjector, QgroupLimits};
     use std::sync::Arc;
 
     /// More holes than one step of a preallocation fills.
@@ -496,5 +502,38 @@ mod tests {
         assert_eq!((read(), write()), (None, None));
         drop(exclusive);
         assert_eq!((read(), write()), (Some(10), Some(10)));
+    }
+
+    /// Law 4: also where a quota refuses the write.
+    #[test]
+    fn a_write_that_must_not_block_writes_no_file_back_at_a_limit() {
+        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+        butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
+        fs.enable_quotas().unwrap();
+        let sub = fs.create_subvolume(fs.root(), b"sub", &NewInode::new(0o755)).unwrap();
+        let make = |name: &[u8]| {
+            let id = fs.create(FileId::root_of(sub), name, &NewInode::new(0o644)).unwrap();
+            let file = fs.open_file(id).unwrap();
+            (0..4).for_each(|block| drop(file.write_at(block * BLOCK, &BYTES).unwrap()));
+            file
+        };
+        let (file, other) = (make(b"file"), make(b"other"));
+        fs.sync().unwrap();
+        // Everything that the write needs is in memory.
+        file.read_exact_at(0, &mut [0; 4 * 4096]).unwrap();
+        file.write_at(0, &BYTES).unwrap();
+        other.write_at(0, &BYTES).unwrap();
+        let groups = fs.quotas().unwrap().unwrap().groups;
+        let used = groups.iter().find(|group| group.id.0 == sub).unwrap().usage.referenced;
+        let limits = QgroupLimits { referenced: Some(used), exclusive: None };
+        fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+        let write_state = fs.write_state().unwrap();
+        assert!(write_state.is_dirty(other.id()));
+        let refused =
+            file.write(Some(BLOCK), &BYTES, Privileges::Keep, CacheMode::Cached, Wait::NoWait);
+        assert!(write_state.is_dirty(other.id()), "a NOWAIT write has written another file back");
+        assert!(matches!(refused, Err(Error::WouldBlock)), "{refused:?}");
     }
 }

@@ -105,8 +105,8 @@ impl Filesystem {
         if let Some(size) = set.size {
             self.set_with_size(write_state, &subvolume, (&entry, &mut *state), &plan, size)?;
         } else {
-            // Items are changed in place: at the limit of a quota, too, where `rm` may need it.
-            let need = Need::items(ITEMS_OF_ATTRIBUTES).deleting();
+            // At the limit of a quota, too, where `rm` may need it.
+            let need = Need::items(ITEMS_OF_ATTRIBUTES).uncharged();
             self.put_attributes(write_state, &subvolume, &entry, &plan, need)?;
         }
         drop(state);

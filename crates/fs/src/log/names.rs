@@ -30,8 +30,9 @@
 //!    logged only if its contents are in the log, as far as the trees have them; otherwise the
 //!    fsync commits. So a crash leaves no file without its contents in place of the other inode.
 //! 7. A name is logged only if the last commit and the log have no other name with its hash in its
-//!    directory. Names with one hash share an item: those that were removed since come back in a
-//!    replay, and the item may be full.
+//!    directory, and its extended reference only if the last commit has no other reference in the
+//!    same item, but those that are logged. Names with one hash share an item: those that were
+//!    removed since come back in a replay, and the item may be full.
 //!
 //! Left to others: the contents of the synced inode ([`log`](super)).
 
@@ -40,6 +41,7 @@ use super::{Logged, Stop, all_keys, each_item};
 use butternut_format::checksum::name_hash;
 use butternut_format::dir::DirEntries;
 use butternut_format::inode::{FileKind, Inode, RawInodeItem};
+use butternut_format::inode_ref::InodeExtrefs;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::log_item::RawDirLogItem;
 use butternut_format::units::{Ino, TreeId};
@@ -210,6 +212,7 @@ impl<'a> RelatedLog<'a> {
             })?;
         }
         let now = names_in(self.tree, ino)?;
+        self.require_kept_references(ino, &now)?;
         for name in &now {
             self.require_alone(name)?;
             let key = Key::new(name.dir, ItemType::DIR_LOG_INDEX, name.index);
@@ -235,6 +238,26 @@ impl<'a> RelatedLog<'a> {
             return Ok(());
         }
         Err(Stop(CommitReason::Names))
+    }
+
+    /// Requires that the items of the extended references of an inode hold none in the last commit
+    /// that it has lost since (law 7): a replay removes those in deleted directories last.
+    fn require_kept_references(&self, ino: u64, now: &[LoggedName]) -> Logged<()> {
+        let mut keys = Vec::new();
+        each_item(self.tree, ino, ItemType::INODE_EXTREF, &mut |key, _| keys.push(key))?;
+        for key in keys {
+            let Some(item) = self.committed.find(&key)? else { continue };
+            let is_kept = |dir: Ino, name: &[u8]| {
+                now.iter().any(|logged| logged.dir == dir.0 && logged.name == name)
+            };
+            let mut references = InodeExtrefs::new(item.data());
+            let all_kept =
+                references.all(|found| found.is_ok_and(|found| is_kept(found.parent, found.name)));
+            if !all_kept {
+                return Err(Stop(CommitReason::Names));
+            }
+        }
+        Ok(())
     }
 
     /// Requires that the log has the contents of a file that replaced another one, as far as the

@@ -2,7 +2,7 @@
 //! crash right after it leaves every inode with exactly the names of one of its earlier states.
 
 use crate::volume::TestVolume;
-use butternut::format::checksum::name_hash;
+use butternut::format::checksum::{extref_hash, name_hash};
 use butternut::{
     FileId, FileKind, Filesystem, Follow, MountOptions, NewInode, RenameFlags, Tunables,
 };
@@ -338,4 +338,82 @@ fn a_file_that_was_exchanged_with_another_is_not_empty() {
     let want = &[("a", "t"), ("t", "a")];
     check_as(false, &["write a"], &["write t", "swap t a", "fsyncdir "], want);
     check_as(false, &["write a"], &["write t", "swap a t", "fsyncdir "], want);
+}
+
+/// Returns a name of `len` bytes whose extended reference from `dir` has the hash `want`. A CRC is
+/// linear in the letters.
+fn with_extref_hash(dir: u64, len: usize, want: u64) -> Vec<u8> {
+    let with = |letters: u64| {
+        let mut name = vec![b'a'; len];
+        (0..60).filter(|at| letters >> at & 1 == 1).for_each(|at| name[at] = b'c');
+        name
+    };
+    let base = extref_hash(dir, &with(0));
+    let reduce = |pivots: &BTreeMap<u32, (u64, u64)>, mut change: u64, mut letters: u64| {
+        while change != 0 {
+            let Some((other, others)) = pivots.get(&change.leading_zeros()) else { break };
+            change ^= other;
+            letters ^= others;
+        }
+        (change, letters)
+    };
+    let mut pivots = BTreeMap::new();
+    for at in 0..60 {
+        let one = extref_hash(dir, &with(1 << at)) ^ base;
+        let (change, letters) = reduce(&pivots, one, 1 << at);
+        if change != 0 {
+            pivots.insert(change.leading_zeros(), (change, letters));
+        }
+    }
+    let (left, letters) = reduce(&pivots, want ^ base, 0);
+    assert_eq!(left, 0, "32 independent letters");
+    let name = with(letters);
+    assert_eq!(extref_hash(dir, &name), want);
+    name
+}
+
+/// The names that a file had in a directory that is deleted stay in its items while a replay adds
+/// its new names: the directory loses its entries last. Extended references share an item by their
+/// hash, whatever their directories.
+#[test]
+fn synced_names_fit_beside_the_references_to_a_deleted_directory() {
+    const HASH: u64 = 0x1234_5678;
+    let volume = TestVolume::of(128 << 20, &MkfsOptions::default());
+    let fs = Filesystem::open_devices(volume.devices(), &options()).unwrap();
+    let root = fs.root();
+    let id = fs.create(root, b"file", &NewInode::new(0o644)).unwrap();
+    // 61 names of 255 bytes fill the item of ordinary references from one directory.
+    let fill = |dir: FileId, lens: std::ops::RangeInclusive<usize>| {
+        let ordinary = (0..62).map(|number| format!("{number:0255}").into_bytes());
+        // Other lengths: other hashes of the entries, which would make an fsync commit.
+        let extended = lens.map(|len| with_extref_hash(dir.ino, len, HASH));
+        let names: Vec<Vec<u8>> = ordinary.chain(extended).collect();
+        names.iter().for_each(|name| fs.link(id, dir, name).unwrap());
+        names
+    };
+    let old = fs.mkdir(root, b"old", &NewInode::new(0o755)).unwrap();
+    let names = fill(old, 216..=255); // 40 names, 10 KB
+    fs.sync().unwrap();
+    names.iter().for_each(|name| fs.unlink(old, name).unwrap());
+    fs.rmdir(root, b"old").unwrap();
+    let new = fs.mkdir(root, b"new", &NewInode::new(0o755)).unwrap();
+    let names = fill(new, 226..=255); // 30 names, 8 KB: 18 KB do not fit into one item
+    let file = fs.open_file(id).unwrap();
+    file.write_all_at(0, b"synced").unwrap();
+    file.sync_all().unwrap();
+    let crashed = volume.copy();
+    drop(file);
+    fs.abandon();
+    for read_only in [true, false] {
+        let options = options().read_only(read_only);
+        let fs =
+            Filesystem::open_devices(crashed.devices(), &options).expect("a volume with a log");
+        assert!(fs.notices().is_empty(), "{:?}", fs.notices());
+        let dir = fs.lookup(fs.root(), b"new").unwrap();
+        for name in &names {
+            assert_eq!(fs.lookup(dir, name).unwrap().ino, id.ino);
+        }
+        fs.close().unwrap();
+    }
+    crashed.check();
 }

@@ -327,6 +327,38 @@ fn a_rescan_that_fails_is_an_error_of_the_call() {
     assert!(is_broken);
     let fs = open(&volume);
     assert!(fs.rescan_quotas().is_err(), "the numbers are inconsistent, and the call says success");
+    assert!(!fs.enable_quotas().expect("they are enabled already"));
     assert!(fs.disable_quotas().unwrap());
     assert!(fs.enable_quotas().is_err(), "no subvolume has a group, and the call says success");
+}
+
+/// Clones of extents that another subvolume has added in the same transaction, and their removal,
+/// give back nothing that was charged for other extents.
+#[test]
+fn clones_that_come_and_go_make_no_room_below_a_limit() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let root = fs.root();
+    let free = fs.create_subvolume(root, b"free", &new(0o755)).unwrap();
+    let sub = fs.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    let limits = QgroupLimits { referenced: Some(8 << 20), exclusive: None };
+    fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+    let clone = |from: &str, to: &str| {
+        let from = fs.open_file(fs.resolve(from.as_bytes(), Follow::Last).unwrap()).unwrap();
+        fs.create_path(to.as_bytes(), &new(0o644)).unwrap().clone_range(0, &from, 0, 0).unwrap();
+    };
+    let mine = fs.create_path(b"sub/mine", &new(0o644)).unwrap();
+    mine.write_all_at(0, &vec![1; 7 << 20]).unwrap();
+    drop(mine);
+    clone("sub/mine", "sub/same"); // Merges it, without a commit.
+    let source = fs.create_path(b"free/source", &new(0o644)).unwrap();
+    source.write_all_at(0, &vec![2; 6 << 20]).unwrap();
+    drop(source);
+    clone("free/source", "sub/clone");
+    fs.unlink(FileId::root_of(free), b"source").unwrap();
+    fs.unlink(FileId::root_of(sub), b"clone").unwrap();
+    let more = fs.create_path(b"sub/more", &new(0o644)).unwrap();
+    let written = more.write_all_at(0, &vec![3; 6 << 20]);
+    assert!(written.is_err_and(|error| error.errno() == 122), "13 MiB below a limit of 8 MiB");
 }

@@ -8,6 +8,7 @@ use crate::volume::{TestVolume, names, new};
 use butternut::queue::{IoFlags, Queue, QueueOptions};
 use butternut::{
     Allocate, AttributeFlags, File, FileId, Filesystem, Privileges, SetAttributes, SetXattr,
+    SnapshotAccess,
 };
 use butternut_mkfs::MkfsOptions;
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -333,4 +334,39 @@ fn a_full_and_fragmented_volume_commits() {
     for seed in 0..u64::from(round_count() / 2) {
         age(seed);
     }
+}
+
+/// A change of attributes frees nothing, and copies a leaf that a snapshot keeps: it leaves the
+/// space alone that deletions need.
+#[test]
+fn files_are_deleted_from_a_full_volume_after_modes_were_changed_beside_a_snapshot() {
+    let volume = small(false);
+    let fs = volume.open();
+    let root = fs.root();
+    let sub = fs.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    let dir = FileId::root_of(sub);
+    // About 400 leaves of inodes; half of the global reserve is about 80 here.
+    for number in 0..30_000 {
+        fs.create(dir, format!("{number}").as_bytes(), &new(0o644)).unwrap();
+    }
+    fs.sync().unwrap();
+    fs.snapshot(sub, root, b"snap", SnapshotAccess::ReadOnly).unwrap();
+    let filler = fs.open_file(fs.create(root, b"filler", &new(0o644)).unwrap()).unwrap();
+    fill(|number| {
+        filler.write_at(u64::from(number) << 20, &vec![7; 1 << 20]).and_then(|written| {
+            if written == 1 << 20 { Ok(()) } else { filler.write_at(1 << 40, &[7; 4096]).map(drop) }
+        })
+    });
+    fill(|number| fs.create(root, format!("{number:0200}").as_bytes(), &new(0o644)).map(drop));
+    fs.sync().unwrap();
+    let set = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+    for name in names(&fs, dir) {
+        if let Err(error) = fs.set_attributes(fs.lookup(dir, name.as_bytes()).unwrap(), &set) {
+            assert_eq!(error.errno(), 28, "{error:?}");
+            break;
+        }
+    }
+    fs.unlink(root, format!("{:0200}", 0).as_bytes()).expect("a deletion on a full volume");
+    filler.truncate(0).expect("a truncation on a full volume");
+    fs.delete_subvolume(root, b"snap").expect("a deletion of a snapshot on a full volume");
 }

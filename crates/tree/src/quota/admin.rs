@@ -122,12 +122,17 @@ impl AtCommit<'_> {
     /// The quota tree cannot be read.
     pub fn disable_quotas(&self) -> Result<bool, TreeError> {
         let running = self.commit().running;
-        if running.quota().is_none() {
+        let quota = running.quota().clone();
+        if quota.is_none() {
             return Ok(false);
         }
-        self.remove_quota_tree()?;
+        // First, for readers of the tree.
         running.set_quota(None);
-        Ok(true)
+        let removed = self.remove_quota_tree();
+        if removed.is_err() {
+            running.set_quota(quota);
+        }
+        removed.map(|()| true)
     }
 
     /// Makes the commit compute the usage of all groups again.
@@ -204,16 +209,22 @@ impl AtCommit<'_> {
         })
     }
 
-    /// Sets the limits of a group. What is above them stays, and nothing can be added to it.
+    /// Sets the limits of a group to what `change` makes of them. What is above them stays, and
+    /// nothing can be added to it.
     ///
     /// # Errors
     /// [`TreeError::Invalid`]: quotas are off, or there is no such group.
-    pub fn limit_qgroup(&self, id: QgroupId, limits: QgroupLimits) -> Result<(), TreeError> {
+    pub fn limit_qgroup(
+        &self,
+        id: QgroupId,
+        change: impl FnOnce(QgroupLimits) -> QgroupLimits,
+    ) -> Result<(), TreeError> {
         self.with_quota(|quota, _| {
             let group = quota.groups.get_mut(id);
             let group = group.ok_or_else(|| {
                 TreeError::Invalid(Refused::new("quota group", id, "an existing one"))
             })?;
+            let limits = change(limits(&group.limit));
             let flag = |limit: Option<u64>, flag| limit.map_or(0, |_| flag);
             let known = LIMIT_REFERENCED | LIMIT_EXCLUSIVE;
             let set =

@@ -6,6 +6,9 @@ pub struct Need {
     /// The most items that may be inserted, changed or removed.
     pub items: u32,
     pub level: ReservationLevel,
+    /// Whether the blocks that the changes may add are charged to the quota of a subvolume. Those of
+    /// changes that remove items, or change them in place, are not.
+    pub is_charged: bool,
 }
 
 /// How deep into the global reserve a handle's reservation may reach.
@@ -22,12 +25,18 @@ pub enum ReservationLevel {
 impl Need {
     /// Returns the need of changes to up to `items` items, at the normal level.
     pub fn items(items: u32) -> Self {
-        Self { items, level: ReservationLevel::Normal }
+        Self { items, level: ReservationLevel::Normal, is_charged: true }
     }
 
     /// Raises the level for changes that free space in the end.
     #[must_use]
     pub fn deleting(self) -> Self {
-        Self { level: ReservationLevel::Deletion, ..self }
+        Self { level: ReservationLevel::Deletion, ..self }.uncharged()
+    }
+
+    /// Leaves the changes out of quotas.
+    #[must_use]
+    pub fn uncharged(self) -> Self {
+        Self { is_charged: false, ..self }
     }
 }

@@ -97,14 +97,14 @@ fn no_handle_joins_when_the_commit_needs_all_free_space() {
     for level in
         [ReservationLevel::Normal, ReservationLevel::Deletion, ReservationLevel::Prereserved]
     {
-        let refused = running.reserve_items(Need { items: 1, level });
+        let refused = running.reserve_items(Need { level, ..Need::items(1) });
         assert!(refused.is_err(), "{level:?} reserves the space that the commit needs");
     }
     running.references().take();
     for level in
         [ReservationLevel::Normal, ReservationLevel::Deletion, ReservationLevel::Prereserved]
     {
-        assert!(running.reserve_items(Need { items: 1, level }).is_ok(), "{level:?}");
+        assert!(running.reserve_items(Need { level, ..Need::items(1) }).is_ok(), "{level:?}");
     }
 }
 
