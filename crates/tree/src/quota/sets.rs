@@ -116,7 +116,8 @@ mod tests {
         const SNAPSHOTS: u64 = 200;
         let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
         butternut_mkfs::make(&*device, &MkfsOptions::default()).expect("a volume");
-        let volume = Volume::open(vec![device as Arc<dyn Device>], OpenOptions::default());
+        let devices: Vec<Arc<dyn Device>> = vec![device];
+        let volume = Volume::open(devices, OpenOptions::default());
         let volume = Arc::new(volume.expect("a volume"));
         let forest = Forest::open_writable(volume, ForestOptions::default()).expect("a forest");
         let mut root = RawRootItem::new_zeroed();
