@@ -59,9 +59,9 @@ impl Error {
             Self::WrongKind { .. }
             | Self::InvalidArgument { .. }
             | Self::NotSubvolume { .. }
+            | Self::Stream(_)
             | Self::Quota(_) => code::EINVAL,
             Self::Log { source } | Self::Receive { source, .. } => source.errno(),
-            Self::Stream(_) => code::EINVAL,
             Self::SymlinkLoop => code::ELOOP,
             Self::NameTooLong => code::ENAMETOOLONG,
             Self::NoAttribute => code::ENODATA,

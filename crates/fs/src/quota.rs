@@ -134,9 +134,12 @@ impl Filesystem {
     ) -> Result<R> {
         let writing = self.begin()?;
         let changed = self.forest().commit_with(ReservationLevel::Normal, change);
-        let changed = changed.map_err(|error| match error {
-            TreeError::Invalid(refused) => Error::Quota(refused),
-            other => Error::Tree(other),
+        let changed = changed.map_err(|error| {
+            if let TreeError::Invalid(refused) = error {
+                Error::Quota(refused)
+            } else {
+                Error::Tree(error)
+            }
         })?;
         drop(writing);
         Ok(changed)

@@ -260,7 +260,10 @@ fn a_rescan_leaves_no_tree_to_the_running_transaction() {
     }
     drop(forest);
     let forest = open(&device);
-    commit_with(&forest, crate::AtCommit::rescan_quotas);
+    commit_with(&forest, |at_commit| {
+        at_commit.rescan_quotas()?;
+        Ok(())
+    });
     let trees = forest.running().expect("writable").trees();
     let kept: Vec<_> = trees.iter().map(|tree| tree.id()).filter(|id| id.is_subvolume()).collect();
     // The open may have used the top level.
