@@ -516,7 +516,9 @@ mod tests {
         let make = |name: &[u8]| {
             let id = fs.create(FileId::root_of(sub), name, &NewInode::new(0o644)).unwrap();
             let file = fs.open_file(id).unwrap();
-            (0..4).for_each(|block| drop(file.write_at(block * BLOCK, &BYTES).unwrap()));
+            for block in 0..4 {
+                file.write_at(block * BLOCK, &BYTES).unwrap();
+            }
             file
         };
         let (file, other) = (make(b"file"), make(b"other"));
