@@ -383,21 +383,25 @@ fn synced_names_fit_beside_the_references_to_a_deleted_directory() {
     let root = fs.root();
     let id = fs.create(root, b"file", &NewInode::new(0o644)).unwrap();
     // 61 names of 255 bytes fill the item of ordinary references from one directory.
-    let fill = |dir: FileId, lens: std::ops::RangeInclusive<usize>| {
+    let link_all = |dir: FileId, lens: std::ops::RangeInclusive<usize>| {
         let ordinary = (0..62).map(|number| format!("{number:0255}").into_bytes());
         // Other lengths: other hashes of the entries, which would make an fsync commit.
         let extended = lens.map(|len| with_extref_hash(dir.ino, len, HASH));
         let names: Vec<Vec<u8>> = ordinary.chain(extended).collect();
-        names.iter().for_each(|name| fs.link(id, dir, name).unwrap());
+        for name in &names {
+            fs.link(id, dir, name).unwrap();
+        }
         names
     };
     let old = fs.mkdir(root, b"old", &NewInode::new(0o755)).unwrap();
-    let names = fill(old, 216..=255); // 40 names, 10 KB
+    let names = link_all(old, 216..=255); // 40 names, 10 KB
     fs.sync().unwrap();
-    names.iter().for_each(|name| fs.unlink(old, name).unwrap());
+    for name in &names {
+        fs.unlink(old, name).unwrap();
+    }
     fs.rmdir(root, b"old").unwrap();
     let new = fs.mkdir(root, b"new", &NewInode::new(0o755)).unwrap();
-    let names = fill(new, 226..=255); // 30 names, 8 KB: 18 KB do not fit into one item
+    let names = link_all(new, 226..=255); // 30 names, 8 KB: 18 KB do not fit into one item
     let file = fs.open_file(id).unwrap();
     file.write_all_at(0, b"synced").unwrap();
     file.sync_all().unwrap();
