@@ -11,9 +11,9 @@ use butternut_file::DroppedExtents;
 use butternut_format::inode::{FileKind, Inode};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
-use butternut_format::units::Ino;
+use butternut_format::units::{Ino, TreeId};
 use butternut_names::{self as names, Moment, NamesError};
-use butternut_tree::{Handle, Need, TreeEdit, TreeError};
+use butternut_tree::{Handle, Need, QuotaHold, TreeEdit, TreeError};
 use std::cell::Cell;
 
 /// One subvolume in the running transaction.
@@ -36,10 +36,8 @@ impl Filesystem {
         call: impl FnOnce(&Change<'_>) -> Result<R>,
     ) -> Result<R> {
         let now = write_state.clock.now();
-        let hold = need
-            .is_charged
-            .then(|| self.forest().hold_quota(subvolume.id, need.items))
-            .transpose()?;
+        let hold =
+            need.is_charged.then(|| self.hold_quota(subvolume.id, need.items)).transpose()?;
         let handle = self.forest().join(need)?;
         let moment = Moment { generation: handle.generation(), now };
         let edit = handle.tree(subvolume.id)?;
@@ -51,6 +49,17 @@ impl Filesystem {
             write_state.signal.changed();
         }
         result
+    }
+
+    /// Charges the blocks that a change may add. At a limit, commits first what was deleted.
+    fn hold_quota(&self, tree: TreeId, items: u32) -> Result<Option<QuotaHold>> {
+        match self.forest().hold_quota(tree, items) {
+            Err(TreeError::QuotaExceeded { .. }) if self.forest().commit_may_free_quota(tree) => {
+                self.forest().commit()?;
+                Ok(self.forest().hold_quota(tree, items)?)
+            }
+            hold => Ok(hold?),
+        }
     }
 }
 

@@ -215,6 +215,8 @@ impl Handle {
             if let Some(owner) = owner {
                 running.remove_charged(owner, bytes);
             }
+        } else {
+            self.running().note_dropped_data(reference.tree);
         }
     }
 

@@ -200,7 +200,8 @@ impl File {
 
     /// Runs `run`. If it finds no space, writes all files back, commits and runs it once more:
     /// space that direct writes have replaced is freed only by a commit. If it reaches a limit,
-    /// writes the files of the subvolume back, which may have reserved more than they need.
+    /// writes the files of the subvolume back, which may have reserved more than they need, and
+    /// commits if data was deleted.
     pub(crate) fn with_space<R>(&self, run: impl Fn() -> Result<R>) -> Result<R> {
         let mut result = run();
         if result.as_ref().is_err_and(Error::is_quota_exceeded) {
@@ -211,6 +212,13 @@ impl File {
             drop(filesystem.write_back_subvolume(write_state, self.id().subvolume, &since));
             filesystem.shared.source.release_space();
             result = run();
+            let tree = TreeId(self.id().subvolume);
+            if result.as_ref().is_err_and(Error::is_quota_exceeded)
+                && filesystem.forest().commit_may_free_quota(tree)
+            {
+                filesystem.commit()?;
+                result = run();
+            }
         }
         if !result.as_ref().is_err_and(Error::is_no_space) {
             return result;

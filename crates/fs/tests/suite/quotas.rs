@@ -362,3 +362,34 @@ fn clones_that_come_and_go_make_no_room_below_a_limit() {
     let written = more.write_all_at(0, &vec![3; 6 << 20]);
     assert!(written.is_err_and(|error| error.errno() == 122), "13 MiB below a limit of 8 MiB");
 }
+
+/// A limit is full: what a deletion or a truncation gives back is there for the next write, which
+/// commits once. Without a deletion, a refusal commits nothing.
+#[test]
+fn what_is_deleted_at_a_limit_can_be_written_again_at_once() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let make = |path: &str| fs.create_path(path.as_bytes(), &new(0o644)).unwrap();
+    let (file, other) = (make("sub/file"), make("sub/other"));
+    file.write_all_at(0, &vec![1; 5 << 20]).unwrap();
+    other.write_all_at(0, &vec![2; 3 << 20]).unwrap();
+    fs.sync().unwrap();
+    let limits = QgroupLimits { referenced: Some(10 << 20), exclusive: None };
+    fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+    // As `cp` writes over a file.
+    file.truncate(0).unwrap();
+    file.write_all_at(0, &vec![3; 5 << 20]).unwrap();
+    fs.sync().unwrap();
+    fs.unlink(FileId::root_of(sub), b"other").unwrap();
+    drop(other);
+    make("sub/third").write_all_at(0, &vec![4; 4 << 20]).unwrap();
+    fs.sync().unwrap();
+    let before = fs.stats().commits;
+    let refused = file.write_all_at(5 << 20, &vec![5; 4 << 20]);
+    assert!(refused.is_err_and(|error| error.errno() == 122));
+    assert_eq!(fs.stats().commits, before, "nothing was deleted");
+    drop(file);
+    drop(volume.reopen(fs));
+}

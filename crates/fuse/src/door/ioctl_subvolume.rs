@@ -339,6 +339,8 @@ impl Door {
                     return Err(Errno::EINTR);
                 }
             }
+            // So that the space is free, and the usage of quotas has it, when the call returns.
+            filesystem.sync()?;
             reply.push(&IoctlOut::default())
         })
     }

@@ -52,6 +52,15 @@ impl Running {
         }
     }
 
+    /// Notes that a reference of a subvolume to data of the last commit was dropped.
+    pub(crate) fn note_dropped_data(&self, tree: TreeId) {
+        if self.has_quotas()
+            && let Some(quota) = self.quota().as_mut()
+        {
+            quota.charges.note_dropped(tree);
+        }
+    }
+
     /// Makes the growth of the trees part of the usage.
     pub(crate) fn account_growth(&self) {
         for tree in &self.trees() {
@@ -108,6 +117,15 @@ impl Forest {
         bytes_max: u64,
     ) -> Result<u64, TreeError> {
         self.running()?.charge(tree, bytes_min, bytes_max)
+    }
+
+    /// Whether a commit may make room below the limits of a subvolume, because the running
+    /// transaction has dropped data. `false` if the forest does not commit for space.
+    pub fn commit_may_free_quota(&self, tree: TreeId) -> bool {
+        self.commits_for_space()
+            && self.running().is_ok_and(|running| {
+                running.quota().as_ref().is_some_and(|quota| quota.frees(tree))
+            })
     }
 
     /// Ends the charge of data for which no extent was added.

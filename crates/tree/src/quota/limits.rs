@@ -13,8 +13,9 @@
 //!    no room for is refused before anything changes.
 //! 2. A group with a limit counts its usage as of the last commit, the charges of the subvolumes
 //!    that it includes, and the blocks by which their trees have grown since.
-//! 3. A refusal is final: it commits nothing and adds no chunk. What a deletion frees can be
-//!    allocated after the next commit.
+//! 3. A refusal adds no chunk. What a deletion frees can be allocated after the next commit, so a
+//!    caller that is refused commits once if the running transaction has dropped data of a subvolume
+//!    that a limiting group includes ([`Quota::frees`]), and only then.
 //! 4. Deletions are never refused.
 //! 5. While the usage is inconsistent, no limit applies: its numbers are those of an earlier commit.
 //!
@@ -33,6 +34,8 @@ struct Charge {
     held: u64,
     /// Of extents that the running transaction has added.
     added: u64,
+    /// Whether the running transaction has dropped references to data of the last commit.
+    has_dropped: bool,
 }
 
 /// The charges of all subvolumes.
@@ -73,10 +76,16 @@ impl Charges {
         }
     }
 
+    /// Notes that a reference to data of the last commit was dropped.
+    pub(crate) fn note_dropped(&mut self, tree: TreeId) {
+        self.trees.entry(tree).or_default().has_dropped = true;
+    }
+
     /// Forgets what the commit has made part of the usage.
     pub(crate) fn account(&mut self) {
         for charge in self.trees.values_mut() {
             charge.added = 0;
+            charge.has_dropped = false;
         }
         self.trees.retain(|_, charge| *charge != Charge::default());
     }
@@ -108,6 +117,24 @@ impl Quota {
             }
         });
         least
+    }
+
+    /// Whether a commit may make room below the limits of a subvolume: a group with a limit includes
+    /// it, and a subvolume of which the running transaction has dropped data (law 3).
+    pub(crate) fn frees(&self, tree: TreeId) -> bool {
+        let mut limiting = Vec::new();
+        self.groups.including(group_of(tree), |id| {
+            let flags = self.groups.get(id).map_or(0, |group| group.limit.flags.get());
+            if flags & (LIMIT_REFERENCED | LIMIT_EXCLUSIVE) != 0 {
+                limiting.push(id);
+            }
+        });
+        let is_limited = |tree: TreeId| {
+            let mut is_included = false;
+            self.groups.including(group_of(tree), |id| is_included |= limiting.contains(&id));
+            is_included
+        };
+        self.charges.trees.iter().any(|(tree, charge)| charge.has_dropped && is_limited(*tree))
     }
 
     /// Returns what a group will use more than at the last commit (law 2).
