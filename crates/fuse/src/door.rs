@@ -21,10 +21,12 @@
 //! | `deferred` | replies that wait for the kernel's writeback, or take long |
 //! | `access` | whether a caller may write to a directory, where the kernel has not checked it |
 //! | `caller` | groups and capabilities of a caller |
+//! | `checked_caller` | which mounts the caller of a change sees, and its descriptors |
 
 mod access;
 mod attributes;
 pub(crate) mod caller;
+mod checked_caller;
 mod data;
 mod deferred;
 mod interrupts;
@@ -96,7 +98,7 @@ impl DoorOptions {
 
 pub(crate) struct Door {
     filesystem: Filesystem,
-    nodes: Nodes,
+    nodes: Arc<Nodes>,
     handles: Handles,
     /// Open files of a mount without handles.
     open_cache: OpenCache,
@@ -138,7 +140,7 @@ impl Door {
         device_number: Option<(u32, u32)>,
     ) -> Self {
         Self {
-            nodes: Nodes::new(filesystem.root()),
+            nodes: Arc::new(Nodes::new(filesystem.root())),
             filesystem,
             handles: Handles::default(),
             open_cache: OpenCache::default(),

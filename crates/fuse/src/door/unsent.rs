@@ -25,6 +25,7 @@
 //! A request for which the kernel holds its inode lock excludes write(2), so it may drop the pages
 //! of its file on every mount (`deferred`).
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -46,12 +47,19 @@ const PIECES_PER_DOUBLING: u64 = 8;
 
 /// Files that are open for writing.
 pub(super) struct UnsentData {
-    nodes: Vec<u64>,
+    /// Their node ids.
+    nodes: Vec<(FileId, u64)>,
     /// Number of failed WRITE requests of the mount.
     lost_writes: Arc<AtomicU64>,
 }
 
 impl UnsentData {
+    /// Returns those of some subvolumes.
+    pub(super) fn of_subvolumes(mut self, subvolumes: &HashSet<u64>) -> Self {
+        self.nodes.retain(|(id, _)| subvolumes.contains(&id.subvolume));
+        self
+    }
+
     /// Makes the kernel write back its dirty pages of the files, and waits for that.
     ///
     /// # Errors
@@ -59,7 +67,7 @@ impl UnsentData {
     pub(super) fn write_back(&self, device: &OwnedFd) -> ErrnoResult<()> {
         let lost = || self.lost_writes.load(Ordering::Acquire);
         let lost_before = lost();
-        for node in &self.nodes {
+        for (_, node) in &self.nodes {
             for piece in pieces() {
                 connection::invalidate_page_range(device, *node, &piece);
             }
@@ -81,22 +89,18 @@ fn pieces() -> impl Iterator<Item = Range<u64>> {
 }
 
 impl Door {
-    /// Lists the files that `is_wanted` selects and that may have unsent writes (law 4).
-    pub(super) fn unsent_data(&self, is_wanted: impl Fn(FileId) -> bool) -> UnsentData {
+    /// Lists the files that may have unsent writes (law 4).
+    pub(super) fn unsent_data(&self) -> UnsentData {
         if self.options.caching == Caching::WriteThrough {
-            return self.unsent_data_of(|_| false);
+            return UnsentData { nodes: Vec::new(), lost_writes: Arc::clone(&self.lost_writes) };
         }
-        self.unsent_data_of(is_wanted)
+        self.unsent_data_at_end()
     }
 
     /// Lists the files that may have unsent data, for a mount that ends (law 5).
     pub(super) fn unsent_data_at_end(&self) -> UnsentData {
-        self.unsent_data_of(|_| true)
-    }
-
-    fn unsent_data_of(&self, is_wanted: impl Fn(FileId) -> bool) -> UnsentData {
-        let wanted = self.handles.open_for_write().into_iter().filter(|id| is_wanted(*id));
-        let nodes = wanted.map(|id| self.nodes.node_id(id)).collect();
+        let open = self.handles.open_for_write().into_iter();
+        let nodes = open.map(|id| (id, self.nodes.node_id(id))).collect();
         UnsentData { nodes, lost_writes: Arc::clone(&self.lost_writes) }
     }
 
@@ -105,7 +109,7 @@ impl Door {
     /// # Errors
     /// As of [`UnsentData::write_back`].
     pub(crate) fn send_unsent_data(&self) -> ErrnoResult<()> {
-        self.unsent_data(|_| true).write_back(&self.device)
+        self.unsent_data().write_back(&self.device)
     }
 
     /// Makes the kernel send all unsent data of a mount that ends, and waits for that.
