@@ -113,6 +113,8 @@ pub(crate) struct Door {
     lost_writes: Arc<AtomicU64>,
     /// WRITE requests that wait for the kernel to invalidate pages.
     invalidating_writes: Arc<AtomicU64>,
+    /// Threads that wait for the kernel to forget the name of a file.
+    forgetting_names: Arc<AtomicU64>,
     /// The kernel sends the long form of SETXATTR.
     has_long_setxattr: AtomicBool,
     deferred: Mutex<Vec<JoinHandle<()>>, rank::DeferredThreads>,
@@ -151,6 +153,7 @@ impl Door {
             has_reported: AtomicBool::new(false),
             lost_writes: Arc::default(),
             invalidating_writes: Arc::default(),
+            forgetting_names: Arc::default(),
             has_long_setxattr: AtomicBool::new(false),
             deferred: Mutex::default(),
             interrupts: interrupts::Interrupts::default(),

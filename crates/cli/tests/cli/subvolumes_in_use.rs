@@ -20,6 +20,7 @@ use tempfile::TempDir;
 use super::command::{butternut, run, shell};
 use super::image::kernel_tests_enabled;
 use super::mount::MountPoint;
+use super::mount_end::run_in_namespace;
 
 const EIO: i32 = 5;
 const EBUSY: i32 = 16;
@@ -426,4 +427,58 @@ fn a_snapshot_fails_if_the_kernel_loses_writes_that_it_had_cached() {
     assert!(metadata(volume.path("snap")).is_err());
     volume.snapshot().unwrap();
     volume.close();
+}
+
+/// The kernel unmounts what is mounted on a name that it forgets.
+#[test]
+fn a_change_of_flags_through_one_name_leaves_what_is_mounted_on_another() {
+    if !kernel_tests_enabled("a_change_of_flags_through_one_name_leaves_what_is_mounted_on_another")
+    {
+        return;
+    }
+    let output = run_in_namespace(
+        "$B mount -o writeback own.img m1; echo text >m1/one; ln m1/one m1/two
+         echo mounted >data/file; mount --bind data/file m1/two
+         chattr +d m1/one; lsattr m1/one | cut -c 7; cat m1/two; umount m1/two; $B umount m1",
+    );
+    assert_eq!(output, "d\nmounted\n");
+}
+
+/// Each thread waits for the lock of the directory, which a program can hold for any time.
+#[test]
+fn changes_of_flags_leave_a_limited_number_of_threads() {
+    const CHANGES: u32 = 100;
+    if !kernel_tests_enabled("changes_of_flags_leave_a_limited_number_of_threads") {
+        return;
+    }
+    // The numbers of userfaultfd(2), mmap(2), ioctl(2) and getdents64(2).
+    let [faults, mmap, ioctl, list] =
+        if cfg!(target_arch = "x86_64") { [323, 9, 16, 217] } else { [282, 222, 29, 61] };
+    // Lists the directory into memory whose page faults nothing handles.
+    let hold = format!(
+        r#"my $faults = syscall({faults}, 0x80000); my $api = pack("QQQ", 0xaa, 0, 0);
+        syscall({ioctl}, $faults, 0xc018aa3f, $api) == 0 or die $!;
+        my $memory = syscall({mmap}, 0, 4096, 3, 0x22, -1, 0);
+        my $range = pack("QQQQ", $memory, 4096, 1, 0);
+        syscall({ioctl}, $faults, 0xc020aa00, $range) == 0 or die $!;
+        open(my $directory, "<", "m1/dir") or die $!;
+        syscall({list}, fileno($directory), $memory, 4096)"#
+    );
+    let change = format!(
+        r#"open(my $file, "<", "m1/dir/file") or die $!;
+        for (1..{CHANGES}) {{
+            my $flags = pack("q", $_ % 2 ? 64 : 0); ioctl($file, 0x40086602, $flags) or die $!
+        }}"#
+    );
+    let output = run_in_namespace(&format!(
+        r"$B mount -o writeback own.img m1; mkdir m1/dir; echo text >m1/dir/file; D=$(daemon)
+        perl -e '{hold}' & P=$!; trap '{{ kill $P; }} 2>ignored || true' EXIT
+        for n in $(seq 400); do grep -q '^{list} ' /proc/$P/syscall && break; sleep .05; done
+        perl -e '{change}'
+        waiting() {{ cat /proc/$D/task/*/comm 2>ignored | grep -c butternut-names || true; }}
+        waiting; kill $P
+        for n in $(seq 400); do [ $(waiting) = 0 ] && break; sleep .05; done; waiting
+        $B umount m1"
+    ));
+    assert_eq!(output, "64\n0\n");
 }
