@@ -2,10 +2,11 @@
 //! as another program makes them: without a syncfs(2) before.
 
 use std::fs::{File, OpenOptions, hard_link, metadata, remove_file};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -426,6 +427,70 @@ fn a_snapshot_fails_if_the_kernel_loses_writes_that_it_had_cached() {
     drop(file);
     assert!(metadata(volume.path("snap")).is_err());
     volume.snapshot().unwrap();
+    volume.close();
+}
+
+#[test]
+fn a_snapshot_is_made_beside_losses_of_another_subvolume() {
+    const SNAPSHOTS: usize = 12;
+    if !kernel_tests_enabled("a_snapshot_is_made_beside_losses_of_another_subvolume") {
+        return;
+    }
+    let volume = Volume::of_size("256M", "writeback");
+    fill(&volume);
+    // They make the walk through the unsent data of the subvolume longer.
+    let open: Vec<File> =
+        (0..8).map(|number| volume.open(&format!("sub/{number}")).unwrap()).collect();
+    let other = volume.open("other").unwrap();
+    let (losses, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                let lost = other.write_all_at(&vec![2; 1 << 20], 0).and_then(|()| other.sync_all());
+                losses.fetch_add(u64::from(lost.is_err()), Ordering::AcqRel);
+            }
+        });
+        let made: io::Result<()> = (0..SNAPSHOTS).try_for_each(|number| {
+            let before = losses.load(Ordering::Acquire);
+            let name = format!("snap{number}");
+            calls::snapshot(volume.root.as_fd(), name.as_bytes(), &volume.sub, true)?;
+            while losses.load(Ordering::Acquire) == before {
+                thread::yield_now();
+            }
+            Ok(())
+        });
+        is_over.store(true, Ordering::Release);
+        made.unwrap();
+    });
+    drop((open, other));
+    butternut(&["umount", volume.mount_point.name()]);
+}
+
+/// The losses are final: another call could not save them.
+#[test]
+fn a_shutdown_is_done_and_fails_if_the_kernel_loses_writes_that_it_had_cached() {
+    // Tells that it has begun, and waits for the end of its input.
+    const SHUT_DOWN: &str = "open(my $f, '<', $ARGV[0]) or exit 99; my $mode = pack('L', 0); \
+         $| = 1; print 'x'; <STDIN>; ioctl($f, 0x8004587d, $mode) or exit $!; exit 0";
+    if !kernel_tests_enabled(
+        "a_shutdown_is_done_and_fails_if_the_kernel_loses_writes_that_it_had_cached",
+    ) {
+        return;
+    }
+    let volume = Volume::of_size("256M", "writeback");
+    fill(&volume);
+    let file = volume.open("sub/file").unwrap();
+    let mut perl = Command::new("perl");
+    perl.args(["-e", SHUT_DOWN]).arg(volume.mount_point.path());
+    let mut perl = perl.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    perl.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    // The kernel begins to send them, and to lose them, after a while.
+    file.write_all_at(&vec![2; 8 << 20], 0).unwrap();
+    let shut_down = perl.wait().unwrap();
+    let made = std::fs::create_dir(volume.path("late"));
+    assert_eq!(shut_down.code(), Some(EIO));
+    assert_eq!(made.map_err(|error| error.raw_os_error()), Err(Some(EIO)));
+    drop(file);
     volume.close();
 }
 

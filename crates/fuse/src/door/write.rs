@@ -90,6 +90,7 @@ impl Door {
                 write.apply(transfer.offset, bytes)
             };
             if applied.is_err() && is_from_cache {
+                write.open.fills.count_lost_write();
                 self.lost_writes.fetch_add(1, Ordering::Release);
             }
             WriteRequest::put_reply(applied?, reply)?;
