@@ -311,7 +311,8 @@ impl Door {
             return Err(Errno::ENOENT);
         }
         let filesystem = self.filesystem.clone();
-        let waiting = self.interrupts.begin(request.header.unique).ok_or(Errno::EAGAIN)?;
+        let user = (!self.is_administrator(request)).then_some(request.header.uid);
+        let waiting = self.interrupts.begin(request.header.unique, user).ok_or(Errno::EAGAIN)?;
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
             for id in ids {
                 if !filesystem.wait_until_cleaned(id, &|| waiting.goes_on())? {
