@@ -35,9 +35,9 @@ use crate::process_search::{self, number_in};
 
 /// Maximum number of processes whose mount namespaces are looked at.
 const PROCESSES_MAX: usize = 100_000;
-/// Maximum size of the lines of a mount table that are kept, in bytes: of all lines, and of those of
-/// one device. The kernel permits 100,000 mounts in a namespace, and fusermount3 makes up to 1,000
-/// for users.
+/// Maximum size of the lines of a mount table that are kept, in bytes: of all lines, and of those
+/// of one device. The kernel permits 100,000 mounts in a namespace, and fusermount3 makes up to
+/// 1,000 for users.
 const TABLE_BYTES_MAX: usize = 128 << 20;
 const DEVICE_BYTES_MAX: usize = 32 << 20;
 /// Maximum size of the own mount table, in bytes, with what is not kept of its lines.

@@ -6,7 +6,7 @@ use super::mount_end::run_in_namespace;
 /// The numbers of mount(2) and umount2(2).
 const CALLS: [u32; 2] = if cfg!(target_arch = "x86_64") { [165, 166] } else { [40, 39] };
 
-/// An ancestor of a mount point can be moved deeper, and the table shows four characters for a byte.
+/// An ancestor of a mount point can be moved deeper. The table shows `\134` for a backslash.
 #[test]
 fn a_mount_point_that_was_moved_deep_hides_no_mount() {
     if !kernel_tests_enabled("a_mount_point_that_was_moved_deep_hides_no_mount") {

@@ -4,11 +4,11 @@
 //!    is read-only. So changes are refused to an administrator that sees no writable mount of the
 //!    volume, and to every other caller that sees a read-only one.
 //! 2. The mounts that a caller sees are in its mount table. Users can make the tables of their own
-//!    namespaces long, so no worker reads them. A caller whose table is too long may change nothing.
+//!    namespaces long, so no worker reads them. A caller with too long a table may change nothing.
 //! 3. The caller waits for the reply. So its process id is its own, and its descriptors stay open
 //!    unless another thread of it closes them.
-//! 4. A descriptor of the caller must be on this mount. A lookup of a file of another filesystem may
-//!    wait for the server of that filesystem, so the id of its mount is compared first.
+//! 4. A descriptor of the caller must be on this mount. A lookup of a file of another filesystem
+//!    may wait for the server of that filesystem, so the id of its mount is compared first.
 
 use std::io;
 
