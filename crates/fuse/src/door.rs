@@ -21,10 +21,12 @@
 //! | `deferred` | replies that wait for the kernel's writeback, or take long |
 //! | `access` | whether a caller may write to a directory, where the kernel has not checked it |
 //! | `caller` | groups and capabilities of a caller |
+//! | `checked_caller` | which mounts the caller of a change sees, and its descriptors |
 
 mod access;
 mod attributes;
 pub(crate) mod caller;
+mod checked_caller;
 mod data;
 mod deferred;
 mod interrupts;
@@ -96,7 +98,7 @@ impl DoorOptions {
 
 pub(crate) struct Door {
     filesystem: Filesystem,
-    nodes: Nodes,
+    nodes: Arc<Nodes>,
     handles: Handles,
     /// Open files of a mount without handles.
     open_cache: OpenCache,
@@ -111,6 +113,8 @@ pub(crate) struct Door {
     lost_writes: Arc<AtomicU64>,
     /// WRITE requests that wait for the kernel to invalidate pages.
     invalidating_writes: Arc<AtomicU64>,
+    /// Threads that wait for the kernel to forget the name of a file.
+    forgetting_names: Arc<AtomicU64>,
     /// The kernel sends the long form of SETXATTR.
     has_long_setxattr: AtomicBool,
     deferred: Mutex<Vec<JoinHandle<()>>, rank::DeferredThreads>,
@@ -138,7 +142,7 @@ impl Door {
         device_number: Option<(u32, u32)>,
     ) -> Self {
         Self {
-            nodes: Nodes::new(filesystem.root()),
+            nodes: Arc::new(Nodes::new(filesystem.root())),
             filesystem,
             handles: Handles::default(),
             open_cache: OpenCache::default(),
@@ -149,6 +153,7 @@ impl Door {
             has_reported: AtomicBool::new(false),
             lost_writes: Arc::default(),
             invalidating_writes: Arc::default(),
+            forgetting_names: Arc::default(),
             has_long_setxattr: AtomicBool::new(false),
             deferred: Mutex::default(),
             interrupts: interrupts::Interrupts::default(),

@@ -16,7 +16,7 @@ pub(crate) mod open_cache;
 pub(crate) mod write_gates;
 
 use butternut_sys::lock::{RwLock, rank};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use butternut::{File, FileId};
@@ -156,11 +156,11 @@ impl Handles {
         table.open_files().filter(|open| open.file.id() == id).count()
     }
 
-    /// Returns the files that are open for writing.
-    pub(crate) fn open_for_write(&self) -> BTreeSet<FileId> {
+    /// Returns the files that are open for writing, with their fills.
+    pub(crate) fn open_for_write(&self) -> BTreeMap<FileId, Arc<Fills>> {
         let table = self.table.read();
         let written = table.open_files().filter(|open| open.is_writable);
-        written.map(|open| open.file.id()).collect()
+        written.map(|open| (open.file.id(), Arc::clone(&open.fills))).collect()
     }
 
     /// Removes a handle. Dropping the result closes the file, which may delete it, and then no

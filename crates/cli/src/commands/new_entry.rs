@@ -5,13 +5,24 @@
 //!    new one before it is opened by its name. What was opened is checked: it belongs to the
 //!    caller, a directory is empty, and any other file has the kind of the new one and no second
 //!    name. So the caller gives no file of another user an owner or a mode.
+//! 2. Another empty directory of the caller passes that check. So no other user may enter it any
+//!    more when it is found empty. One that is not empty is left as it is.
+//! 3. A new entry keeps no access list that it has inherited from the directory: its mode would
+//!    give the users of that list access later. What is made in a new directory inherits none.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, Stat, fchmod, fremovexattr, fstat, mkdirat, openat,
+    removexattr, unlinkat,
+};
+use rustix::io::Errno;
 use rustix::process::geteuid;
+
+/// The access lists of a file, and of a directory for what is made in it.
+pub(super) const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// Makes a directory that only its owner can enter, and opens it.
 ///
@@ -26,10 +37,15 @@ pub(super) fn make_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<
 fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
     let dir = openat(parent, name, flags, Mode::empty())?;
+    let replaced = || io::Error::other("another directory has replaced the new one");
     if !is_own(&fstat(&dir)?, parent)? || !is_empty(&dir)? {
-        return Err(io::Error::other("another directory has replaced the new one"));
+        return Err(replaced());
     }
-    Ok(dir)
+    // The lists first: a removed one leaves its permissions in the mode.
+    remove_acls(&dir)?;
+    fchmod(&dir, Mode::RWXU)?;
+    // Again: another user may have made an entry before.
+    if is_empty(&dir)? { Ok(dir) } else { Err(replaced()) }
 }
 
 /// Opens the symlink, device, FIFO or socket that was just made under a name, with `O_PATH`.
@@ -44,7 +60,27 @@ pub(super) fn open_new(parent: BorrowedFd<'_>, name: &[u8], kind: FileType) -> i
     if !is_kind || found.st_nlink > 1 || !is_own(&found, parent)? {
         return Err(io::Error::other("another file has replaced the new one"));
     }
+    if kind != FileType::Symlink {
+        // System calls on an O_PATH descriptor fail; this path refers to the same file.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        remove_each_acl(|name| removexattr(path.as_str(), name))?;
+    }
     Ok(file)
+}
+
+/// Removes the access lists that a new file or directory has inherited (law 3).
+pub(super) fn remove_acls(file: impl AsFd) -> io::Result<()> {
+    remove_each_acl(|name| fremovexattr(&file, name))
+}
+
+fn remove_each_acl(remove: impl Fn(&[u8]) -> rustix::io::Result<()>) -> io::Result<()> {
+    for name in ACLS {
+        match remove(name) {
+            Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::INVAL) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Returns whether a file has the owner of the files that this process makes in a directory.
@@ -75,9 +111,28 @@ fn is_empty(dir: impl AsFd) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
-    use std::os::unix::fs::{chown, symlink};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use super::*;
+
+    #[test]
+    fn a_directory_of_the_caller_that_others_may_change_becomes_private() {
+        let scratch = tempfile::tempdir().unwrap();
+        let parent = File::open(scratch.path()).unwrap();
+        // As if a member of the group had renamed it over the new one.
+        for (name, has_entry) in [("inbox", false), ("full", true)] {
+            let inbox = scratch.path().join(name);
+            fs::create_dir(&inbox).unwrap();
+            fs::set_permissions(&inbox, fs::Permissions::from_mode(0o2775)).unwrap();
+            if has_entry {
+                fs::write(inbox.join("entry"), "").unwrap();
+            }
+            let opened = open_directory(parent.as_fd(), name.as_bytes());
+            assert_eq!(opened.is_err(), has_entry);
+            let mode = fs::metadata(&inbox).unwrap().permissions().mode() & 0o7777;
+            assert_eq!(mode, if has_entry { 0o2775 } else { 0o700 });
+        }
+    }
 
     #[test]
     fn a_file_that_replaced_a_new_one_is_refused() {

@@ -79,7 +79,7 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
     let daemon = Notes::of(global).if_slow(&shown, || daemon(&mount));
     let is_ending = matches!(&daemon, Some(Daemon { commit_by: CommitBy::Itself, .. }));
     // A process that is ending serves no other mount either.
-    let others = if is_ending { Vec::new() } else { other_mounts(&mount) };
+    let others = if is_ending { Vec::new() } else { other_mounts(global, &mount) };
     let commit = || match &daemon {
         Some(daemon) => daemon.commit(&mount, Notes::of(global), timeout),
         None => Ok(()),
@@ -113,7 +113,7 @@ fn unmounted(failure: Failure) -> Failure {
 
 /// Detaches a mount, and then lets its process commit (law 5).
 fn detach_and_commit(global: &GlobalArgs, mount: &Mount, timeout: Duration) -> Result<(), Failure> {
-    let others = other_mounts(mount);
+    let others = other_mounts(global, mount);
     let shown = mount.mountpoint.display().to_string();
     // Keeps the filesystem and its process until the commit, and sends no request to it.
     let root = mounts::open(mount).map_err(|error| Failure::io(&*shown, &error))?;
@@ -212,7 +212,7 @@ fn unmount_and_commit(
 fn is_gone(mount: &Mount) -> bool {
     let is_absent = |table: Vec<Mount>| !has_any(&table, std::slice::from_ref(mount));
     mounts::read_own_of_device(mount.device).is_ok_and(is_absent)
-        && mounts::of_other_namespaces(mount.device).all(is_absent)
+        && mounts::of_other_namespaces(mount.device).flatten().all(is_absent)
 }
 
 /// Returns the path as in the mount table. Only its parent is resolved, since the mount point
@@ -410,11 +410,21 @@ impl Process {
 
 /// Returns the other mounts of the same filesystem, here or in mount namespaces of visible
 /// processes. They are listed before the unmount, because the kernel may reuse the device number at
-/// once.
-fn other_mounts(mount: &Mount) -> Vec<Mount> {
-    let own = mounts::read_own_of_device(mount.device);
-    let all = own.into_iter().chain(mounts::of_other_namespaces(mount.device));
-    all.flatten().filter(|other| other.id != mount.id).collect()
+/// once. A note tells of namespaces whose mount table is too long: users can make such tables.
+fn other_mounts(global: &GlobalArgs, mount: &Mount) -> Vec<Mount> {
+    let mut all = mounts::read_own_of_device(mount.device).unwrap_or_default();
+    let mut is_complete = true;
+    for table in mounts::of_other_namespaces(mount.device) {
+        is_complete &= table.is_ok();
+        all.extend(table.unwrap_or_default());
+    }
+    if !is_complete && !global.quiet && !global.json {
+        let shown = mount.mountpoint.display();
+        let why = "not searching mount namespaces with too long a mount table for other mounts";
+        stderr_line(&format!("{shown}: note: {why}"));
+    }
+    all.retain(|other| other.id != mount.id);
+    all
 }
 
 /// Returns whether a mount table has one of `mounts`.
@@ -427,7 +437,7 @@ fn is_any_mounted(others: &[Mount]) -> bool {
     let is_there = |table: Vec<Mount>| has_any(&table, others);
     // While the table cannot be read, the caller waits.
     mounts::read_own_of_device(*device).is_ok_and(is_there)
-        || mounts::of_other_namespaces(*device).any(is_there)
+        || mounts::of_other_namespaces(*device).flatten().any(is_there)
 }
 
 /// Reports where the volume is still mounted (law 3). Mounts in the same peer group (shared
@@ -444,7 +454,8 @@ fn report_remaining_mounts(shown: &str, others: &[Mount]) {
     if !mountpoints.is_empty() {
         left.push(format!("on {}", mountpoints.join(", ")));
     }
-    if mounts::of_other_namespaces(*device).any(|table| has_any(&table, others)) {
+    let mut tables = mounts::of_other_namespaces(*device).flatten();
+    if tables.any(|table| has_any(&table, others)) {
         left.push("in another mount namespace".to_owned());
     }
     if !left.is_empty() {

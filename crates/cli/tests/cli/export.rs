@@ -133,6 +133,29 @@ fn export_changes_no_directory_that_replaced_the_one_it_made() {
     }
 }
 
+/// The owner of the destination, which may be another user, chooses what new files inherit.
+#[test]
+fn export_inherits_no_access_list_of_the_destination() {
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let dir = scratch.path().display();
+    shell(&format!(
+        "cd {dir}; mkdir src src/tree dest; echo secret >src/secret; echo secret >src/tree/secret
+         mkfifo src/fifo; chmod 640 src/secret src/tree/secret src/fifo; chmod 750 src/tree
+         setfacl -d -m u:12345:rwx dest"
+    ));
+    let (image, dest) = (format!("{dir}/a.img"), format!("{dir}/dest"));
+    butternut(&["mkfs", "-q", "--size", "256M", "--rootdir", &format!("{dir}/src"), &image]).ok();
+    for name in ["secret", "tree", "fifo"] {
+        butternut(&["export", "-q", &image, name, &dest]).ok();
+    }
+    butternut(&["export", "-q", &image, "/", &format!("{dest}/all")]).ok();
+    let listed = shell(&format!("cd {dest}; getfacl -R -c -p * | grep -c user:12345 || true"));
+    assert_eq!(listed, "0\n");
+    let modes = |root: &str| shell(&format!("cd {dir}/{root}; stat -c %a secret tree fifo tree/*"));
+    assert_eq!(modes("dest"), modes("src"));
+    assert_eq!(modes("dest/all"), modes("src"));
+}
+
 #[test]
 fn export_without_owners_drops_set_user_id() {
     if !kernel_tests_enabled("export_without_owners_drops_set_user_id") {

@@ -27,6 +27,7 @@ mod hostile;
 mod image;
 mod import;
 mod listing;
+mod long_mount_tables;
 mod man_pages;
 mod mkfs;
 mod mount;

@@ -2,10 +2,11 @@
 //! as another program makes them: without a syncfs(2) before.
 
 use std::fs::{File, OpenOptions, hard_link, metadata, remove_file};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -20,6 +21,7 @@ use tempfile::TempDir;
 use super::command::{butternut, run, shell};
 use super::image::kernel_tests_enabled;
 use super::mount::MountPoint;
+use super::mount_end::run_in_namespace;
 
 const EIO: i32 = 5;
 const EBUSY: i32 = 16;
@@ -426,4 +428,122 @@ fn a_snapshot_fails_if_the_kernel_loses_writes_that_it_had_cached() {
     assert!(metadata(volume.path("snap")).is_err());
     volume.snapshot().unwrap();
     volume.close();
+}
+
+#[test]
+fn a_snapshot_is_made_beside_losses_of_another_subvolume() {
+    const SNAPSHOTS: usize = 12;
+    if !kernel_tests_enabled("a_snapshot_is_made_beside_losses_of_another_subvolume") {
+        return;
+    }
+    let volume = Volume::of_size("256M", "writeback");
+    fill(&volume);
+    // They make the walk through the unsent data of the subvolume longer.
+    let open: Vec<File> =
+        (0..8).map(|number| volume.open(&format!("sub/{number}")).unwrap()).collect();
+    let other = volume.open("other").unwrap();
+    let (losses, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                let lost = other.write_all_at(&vec![2; 1 << 20], 0).and_then(|()| other.sync_all());
+                losses.fetch_add(u64::from(lost.is_err()), Ordering::AcqRel);
+            }
+        });
+        let made: io::Result<()> = (0..SNAPSHOTS).try_for_each(|number| {
+            let before = losses.load(Ordering::Acquire);
+            let name = format!("snap{number}");
+            calls::snapshot(volume.root.as_fd(), name.as_bytes(), &volume.sub, true)?;
+            while losses.load(Ordering::Acquire) == before {
+                thread::yield_now();
+            }
+            Ok(())
+        });
+        is_over.store(true, Ordering::Release);
+        made.unwrap();
+    });
+    drop((open, other));
+    butternut(&["umount", volume.mount_point.name()]);
+}
+
+/// The losses are final: another call could not save them.
+#[test]
+fn a_shutdown_is_done_and_fails_if_the_kernel_loses_writes_that_it_had_cached() {
+    // Tells that it has begun, and waits for the end of its input.
+    const SHUT_DOWN: &str = "open(my $f, '<', $ARGV[0]) or exit 99; my $mode = pack('L', 0); \
+         $| = 1; print 'x'; <STDIN>; ioctl($f, 0x8004587d, $mode) or exit $!; exit 0";
+    if !kernel_tests_enabled(
+        "a_shutdown_is_done_and_fails_if_the_kernel_loses_writes_that_it_had_cached",
+    ) {
+        return;
+    }
+    let volume = Volume::of_size("256M", "writeback");
+    fill(&volume);
+    let file = volume.open("sub/file").unwrap();
+    let mut perl = Command::new("perl");
+    perl.args(["-e", SHUT_DOWN]).arg(volume.mount_point.path());
+    let mut perl = perl.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    perl.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    // The kernel begins to send them, and to lose them, after a while.
+    file.write_all_at(&vec![2; 8 << 20], 0).unwrap();
+    let shut_down = perl.wait().unwrap();
+    let made = std::fs::create_dir(volume.path("late"));
+    assert_eq!(shut_down.code(), Some(EIO));
+    assert_eq!(made.map_err(|error| error.raw_os_error()), Err(Some(EIO)));
+    drop(file);
+    volume.close();
+}
+
+/// The kernel unmounts what is mounted on a name that it forgets.
+#[test]
+fn a_change_of_flags_through_one_name_leaves_what_is_mounted_on_another() {
+    if !kernel_tests_enabled("a_change_of_flags_through_one_name_leaves_what_is_mounted_on_another")
+    {
+        return;
+    }
+    let output = run_in_namespace(
+        "$B mount -o writeback own.img m1; echo text >m1/one; ln m1/one m1/two
+         echo mounted >data/file; mount --bind data/file m1/two
+         chattr +d m1/one; lsattr m1/one | cut -c 7; cat m1/two; umount m1/two; $B umount m1",
+    );
+    assert_eq!(output, "d\nmounted\n");
+}
+
+/// Each thread waits for the lock of the directory, which a program can hold for any time.
+#[test]
+fn changes_of_flags_leave_a_limited_number_of_threads() {
+    const CHANGES: u32 = 100;
+    if !kernel_tests_enabled("changes_of_flags_leave_a_limited_number_of_threads") {
+        return;
+    }
+    // The numbers of userfaultfd(2), mmap(2), ioctl(2) and getdents64(2).
+    let [faults, mmap, ioctl, list] =
+        if cfg!(target_arch = "x86_64") { [323, 9, 16, 217] } else { [282, 222, 29, 61] };
+    // Lists the directory into memory whose page faults nothing handles.
+    let hold = format!(
+        r#"my $faults = syscall({faults}, 0x80000); my $api = pack("QQQ", 0xaa, 0, 0);
+        syscall({ioctl}, $faults, 0xc018aa3f, $api) == 0 or die $!;
+        my $memory = syscall({mmap}, 0, 4096, 3, 0x22, -1, 0);
+        my $range = pack("QQQQ", $memory, 4096, 1, 0);
+        syscall({ioctl}, $faults, 0xc020aa00, $range) == 0 or die $!;
+        open(my $directory, "<", "m1/dir") or die $!;
+        syscall({list}, fileno($directory), $memory, 4096)"#
+    );
+    let change = format!(
+        r#"open(my $file, "<", "m1/dir/file") or die $!;
+        for (1..{CHANGES}) {{
+            my $flags = pack("q", $_ % 2 ? 64 : 0); ioctl($file, 0x40086602, $flags) or die $!
+        }}"#
+    );
+    let output = run_in_namespace(&format!(
+        r"$B mount -o writeback own.img m1; mkdir m1/dir; echo text >m1/dir/file; D=$(daemon)
+        perl -e '{hold}' & P=$!; trap '{{ kill $P; }} 2>ignored || true' EXIT
+        for n in $(seq 400); do grep -q '^{list} ' /proc/$P/syscall && break; sleep .05; done
+        perl -e '{change}'
+        waiting() {{ cat /proc/$D/task/*/comm 2>ignored | grep -c butternut-names || true; }}
+        waiting; kill $P
+        for n in $(seq 400); do [ $(waiting) = 0 ] && break; sleep .05; done; waiting
+        $B umount m1"
+    ));
+    assert_eq!(output, "64\n0\n");
 }

@@ -96,6 +96,40 @@ fn a_mount_shows_the_items_and_paths_that_the_kernel_shows() {
     butternut(&["umount", ours.name()]).ok();
 }
 
+#[test]
+fn every_user_gets_the_path_of_a_root_directory() {
+    // The results of the call for the directory that is the standard input.
+    const LOOKUP: &str = r#"open(my $d, "<&=0") or die $!; my ($tree, $inode) = @ARGV;
+        my $a = pack("QQx4080", $tree, $inode);
+        ioctl($d, 0xd0009412, $a) ? printf("%vd", substr($a, 0, 17)) : print "errno ", $! + 0"#;
+    if !kernel_tests_enabled("every_user_gets_the_path_of_a_root_directory") {
+        return;
+    }
+    let theirs = KernelMount::new();
+    let ours = MountPoint::new();
+    let image = kernel().to_str().unwrap();
+    butternut(&["mount", "-o", "ro,allow_other", image, ours.name()]).ok();
+    let seen = |at: &Path| {
+        let look_up = |(tree, inode): &(u64, u64)| {
+            let ran = std::process::Command::new("setpriv")
+                .args(["--reuid=12345", "--regid=12345", "--clear-groups", "perl", "-e", LOOKUP])
+                .args([tree.to_string(), inode.to_string()])
+                .stdin(File::open(at).unwrap())
+                .output()
+                .unwrap();
+            String::from_utf8(ran.stdout).unwrap()
+        };
+        let calls = [(0, 256), (5, 256), (256, 256), (9999, 256), (0, 257), (5, 257)];
+        calls.iter().map(look_up).collect::<Vec<_>>()
+    };
+    let found = seen(ours.path());
+    assert_eq!(found, seen(theirs.path()));
+    // The numbers 5 and 256 in eight bytes each, and an empty path.
+    assert!(found[1] == "5.0.0.0.0.0.0.0.0.1.0.0.0.0.0.0.0", "{found:?}");
+    assert_eq!(found[5], "errno 1");
+    butternut(&["umount", ours.name()]).ok();
+}
+
 /// A subvolume is not freed while a file in it is open. A program that waits for it ends on a
 /// signal.
 #[test]

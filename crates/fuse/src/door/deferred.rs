@@ -12,6 +12,7 @@
 //!    through the cache (law 1 of `handles`), unless the program has set `O_DIRECT` by fcntl(2).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use butternut_sys::affinity;
@@ -21,6 +22,24 @@ use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::{Door, Outcome, guarded};
 use crate::errno::{Errno, ErrnoResult};
+
+/// One of a limited number of threads that wait, until this is dropped.
+pub(super) struct ThreadSlot(Arc<AtomicU64>);
+
+impl ThreadSlot {
+    /// Takes a slot, or returns `None` where `slots` are taken.
+    pub(super) fn begin(count: &Arc<AtomicU64>, slots: u64) -> Option<Self> {
+        let more = |waiting| (waiting < slots).then_some(waiting + 1);
+        count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
+        Some(Self(Arc::clone(count)))
+    }
+}
+
+impl Drop for ThreadSlot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 impl Door {
     /// Defers the reply, of at most `bytes` bytes, until the kernel has written back its pages of

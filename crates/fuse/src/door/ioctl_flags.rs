@@ -13,28 +13,36 @@
 //! 2. Every change checks its caller here as well. It needs the owner, user 0 or `CAP_FOWNER`; a
 //!    change of immutable or append-only needs `CAP_LINUX_IMMUTABLE`.
 //! 3. A change of flags changes the ctime of the inode. With write-back caching the kernel keeps
-//!    the times in its own inode, so it is made to forget that inode: its names are invalidated,
-//!    and looked up again once no program has the file open.
+//!    the times in its own inode, so it is made to forget that inode: its name is invalidated, and
+//!    looked up again once no program has the file open. The kernel unmounts what is mounted on a
+//!    name that it forgets, and forgets the inode only with its last name. So the names of a file
+//!    with several of them stay, and its ctime is shown late.
 //! 4. The kernel holds the inode lock of the file until it has the reply. link(2), unlink(2) and
 //!    rename(2) hold the lock of a directory while they wait for that lock, and the invalidation of
-//!    a name waits for the lock of its directory. So a thread of its own invalidates the names, and
-//!    the reply waits for it for at most [`FORGET_WAIT`].
+//!    a name waits for the lock of its directory. So a thread of its own invalidates the name, and
+//!    the reply waits for it for at most [`FORGET_WAIT`]. An invalidation that has begun cannot be
+//!    taken back: it is for the inode that has the name when it gets the lock, in the order of
+//!    those that wait for it. There are at most [`FORGETTING_MAX`] such threads; without one the
+//!    ctime is shown late.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use butternut::{AttributeFlags, FileId, FileKind};
+use butternut::{AttributeFlags, FileId, FileKind, Filesystem};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::connection;
 use crate::connection::protocol::{FsXattr, IoctlIn, IoctlOut};
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
+use crate::door::deferred::ThreadSlot;
 use crate::door::{Door, Outcome, caller};
 use crate::errno::{Errno, ErrnoResult};
+use crate::nodes::Nodes;
 
 /// `FS_IOC_GETFLAGS` and `FS_IOC_SETFLAGS`, as the VFS recognizes them (law 1).
 const GET_FLAGS: u32 = 0x8008_6601;
@@ -46,11 +54,11 @@ const SET_XFLAGS: u32 = 0x401c_5820;
 
 /// Handles that belong to a change of flags: the program's, and one that the kernel opens for it.
 const HANDLES_OF_CALL: usize = 2;
-/// Maximum number of names that are invalidated. The ctime of a file with more names is shown late.
-const NAMES_MAX: usize = 64;
-/// Maximum time for which a reply waits until the kernel has forgotten the names (law 4). If it
+/// Maximum time for which a reply waits until the kernel has forgotten the name (law 4). If it
 /// takes longer, the new ctime is shown later.
 const FORGET_WAIT: Duration = Duration::from_millis(20);
+/// Maximum number of threads that wait for the lock of a directory (law 4).
+const FORGETTING_MAX: u64 = 64;
 
 /// The flags that both kinds of calls have, and their bits in an xflags call.
 const XFLAGS: [(AttributeFlags, u32); 5] = [
@@ -123,24 +131,17 @@ impl Door {
         }
         let filesystem = self.filesystem.clone();
         let (device, node) = (Arc::clone(request.device), request.header.nodeid);
-        let names = if keeps_times && self.handles.handle_count(id) <= HANDLES_OF_CALL {
-            self.names_of(id)
-        } else {
-            Vec::new()
-        };
+        let is_forgotten = keeps_times && self.handles.handle_count(id) <= HANDLES_OF_CALL;
+        let (nodes, forgetting) = (Arc::clone(&self.nodes), Arc::clone(&self.forgetting_names));
         self.reply_after_writeback(request, size_of::<IoctlOut>(), move |reply| {
             filesystem.set_attribute_flags(id, flags)?;
             connection::invalidate_attributes(&device, node);
-            forget_names(&device, names);
+            // Afterwards: the file may have been renamed before.
+            if is_forgotten && let Some(name) = only_name_of(&filesystem, &nodes, id) {
+                forget_name(&device, name, &forgetting);
+            }
             reply.push(&IoctlOut::default())
         })
-    }
-
-    /// Returns the names of a file, with the node ids of their directories.
-    fn names_of(&self, id: FileId) -> Vec<(u64, Vec<u8>)> {
-        // Where the names cannot be read, the flags are set and the ctime is shown late.
-        let names = self.filesystem.names_of(id, NAMES_MAX).unwrap_or_default();
-        names.into_iter().map(|(dir, name)| (self.nodes.node_id(dir), name)).collect()
     }
 
     fn read_flags(
@@ -182,18 +183,22 @@ impl Door {
     }
 }
 
-/// Makes the kernel forget the names of a file, and waits for that for a limited time (law 4).
-fn forget_names(device: &Arc<OwnedFd>, names: Vec<(u64, Vec<u8>)>) {
-    if names.is_empty() {
-        return;
-    }
+/// Returns the name of a file that has one, with the node id of its directory.
+fn only_name_of(filesystem: &Filesystem, nodes: &Nodes, id: FileId) -> Option<(u64, Vec<u8>)> {
+    // Where the name cannot be read, the flags are set and the ctime is shown late.
+    let names = filesystem.names_of(id, 2).unwrap_or_default();
+    let [(dir, name)] = <[_; 1]>::try_from(names).ok()?;
+    Some((nodes.node_id(dir), name))
+}
+
+/// Makes the kernel forget the name of a file, and waits for that for a limited time (law 4).
+fn forget_name(device: &Arc<OwnedFd>, name: (u64, Vec<u8>), forgetting: &Arc<AtomicU64>) {
+    let Some(slot) = ThreadSlot::begin(forgetting, FORGETTING_MAX) else { return };
     let (working, forgotten) = channel::<()>();
     let device = Arc::clone(device);
     let run = move || {
-        for (parent, name) in &names {
-            connection::invalidate_entry(&device, *parent, name);
-        }
-        drop(working);
+        connection::invalidate_entry(&device, name.0, &name.1);
+        drop((working, slot));
     };
     // Without a thread, the ctime is shown late.
     if thread::Builder::new().name("butternut-names".into()).spawn(run).is_ok() {

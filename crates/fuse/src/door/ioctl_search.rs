@@ -8,8 +8,9 @@
 //! 1. The kernel transfers exactly the size that the number of a call states, so the second version
 //!    of a search, whose results are behind its arguments, cannot be served. Programs use the first
 //!    version then.
-//! 2. Every caller may learn which subvolume its descriptor is in: the call with tree 0 and the
-//!    inode of the root directory.
+//! 2. Every caller may learn which subvolume its descriptor is in, by the call with tree 0 and the
+//!    inode of the root directory. As in kernel btrfs, a call with that inode and another tree
+//!    returns the empty path of a root directory to every caller, and looks nothing up.
 //! 3. An item that is too large for the results, and would be the first of them, is returned
 //!    without its data.
 //! 4. Of an inode with several names, a lookup returns the path of one of them, which need not be
@@ -119,11 +120,9 @@ impl Door {
     fn look_inode_up(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let own = self.node(request)?.subvolume;
         let [tree, inode]: [u64; 2] = request.take()?;
-        let is_own = tree == 0;
-        let tree = if is_own { own } else { tree };
+        let tree = if tree == 0 { own } else { tree };
         // Law 2.
-        let is_own_root = is_own && inode == ROOT_DIRECTORY;
-        if !is_own_root && !self.is_administrator(request) {
+        if inode != ROOT_DIRECTORY && !self.is_administrator(request) {
             return Err(Errno::EPERM);
         }
         let filesystem = self.filesystem.clone();

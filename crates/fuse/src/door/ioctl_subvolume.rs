@@ -21,14 +21,12 @@
 //!    the new data and the old times in the snapshot. A subvolume becomes read-only only while no
 //!    file of it is open for writing, so there are no writes that it would refuse
 //!    ([`write_gates`]).
-//! 4. The source of a snapshot is a descriptor of the caller, which waits for the reply. It is
-//!    looked up in `/proc`, and must be on this mount. A lookup of a file of another filesystem may
-//!    wait for the server of that filesystem, so the id of its mount is compared first.
+//! 4. The source of a snapshot is a descriptor of the caller, which must be on this mount
+//!    ([`checked_caller`]).
 //! 5. The calls commit, so their replies are deferred. The kernel forgets the name that has changed
 //!    before the reply is sent: it holds no inode lock during these calls.
-//! 6. The kernel does not tell through which mount a call comes, and passes it on also where that
-//!    is read-only. So changes are refused to an administrator that sees no writable mount of the
-//!    volume, and to every other caller that sees a read-only one.
+//! 6. The thread of the reply checks through which mounts the caller sees the volume, before it
+//!    changes anything ([`checked_caller`]).
 //! 7. The kernel copies nothing back of the arguments of `SUBVOL_SYNC_WAIT`, so those of its modes
 //!    that return a number are not served. Programs search the root tree then.
 //! 8. A deletion is of the subvolume that the caller was checked for, also if its name is another
@@ -37,16 +35,13 @@
 //!    must be able to change every subvolume that is in it.
 //!
 //! [`write_gates`]: crate::handles::write_gates
+//! [`checked_caller`]: crate::door::checked_caller
 
-use std::collections::HashSet;
-use std::io;
 use std::sync::Arc;
 
 use butternut::{
     FileId, FileKind, Filesystem, RecursiveSnapshot, SnapshotAccess, SubvolumeInfo, TOP_LEVEL, Time,
 };
-use butternut_sys::fuse_node::fuse_node;
-use butternut_sys::mounts::{self, Mount};
 use butternut_sys::subvolume_calls;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -178,7 +173,6 @@ impl Door {
 
     fn create_named(&self, request: &Request<'_>, name: Vec<u8>) -> ErrnoResult<Outcome> {
         let dir = self.node(request)?;
-        self.may_change(request)?;
         self.may_write_to_directory(&request.header, dir)?;
         let umask = caller::umask(&request.header);
         let new = new_inode(request, PERMISSIONS, umask);
@@ -194,46 +188,32 @@ impl Door {
         }
         let name = arguments.name_2()?;
         let dir = self.node(request)?;
-        self.may_change(request)?;
         self.may_write_to_directory(&request.header, dir)?;
-        let source = self.source(request, arguments.fd())?;
-        if !self.owns(request, source)? {
-            return Err(Errno::EPERM);
-        }
         let is_read_only = arguments.flags_2() & READ_ONLY != 0;
         let access =
             if is_read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
-        if arguments.flags_2() & RECURSIVE != 0 {
-            return self.snapshot_recursive(request, source, name, access);
-        }
-        let unsent = self.unsent_data(|id| id.subvolume == source.subvolume);
+        let is_recursive = arguments.flags_2() & RECURSIVE != 0;
+        let (fd, caller) = (arguments.fd(), self.checked_caller(request));
+        let (nodes, unsent) = (Arc::clone(&self.nodes), self.unsent_data());
         let device = Arc::clone(request.device);
         self.change_name(request, name, move |filesystem, name| {
-            unsent.write_back(&device)?;
-            Ok(filesystem.snapshot(source.subvolume, dir, name, access).map(drop)?)
-        })
-    }
-
-    /// Makes a recursive snapshot for a caller that was checked for its source (law 9).
-    fn snapshot_recursive(
-        &self,
-        request: &Request<'_>,
-        source: FileId,
-        name: Vec<u8>,
-        access: SnapshotAccess,
-    ) -> ErrnoResult<Outcome> {
-        let dir = self.node(request)?;
-        let sources: HashSet<u64> =
-            self.filesystem.subvolumes_below(source.subvolume)?.into_iter().collect();
-        let unsent = self.unsent_data(|id| sources.contains(&id.subvolume));
-        let is_limited =
-            !self.is_administrator(request) && !caller::overrides_ownership(&request.header);
-        let owner = is_limited.then_some(request.header.uid);
-        let options = RecursiveSnapshot::new(access).owned_by(owner);
-        let device = Arc::clone(request.device);
-        self.change_name(request, name, move |filesystem, name| {
-            unsent.write_back(&device)?;
-            Ok(filesystem.snapshot_recursive(source.subvolume, dir, name, options).map(drop)?)
+            let source = nodes.file_id(caller.node_of_descriptor(fd)?).ok_or(Errno::ESTALE)?;
+            if !source.is_subvolume_root() {
+                return Err(Errno::EINVAL);
+            }
+            if !caller.owns(filesystem, source)? {
+                return Err(Errno::EPERM);
+            }
+            let source = source.subvolume;
+            if !is_recursive {
+                unsent.of_subvolumes(&[source].into()).write_back(&device)?;
+                return Ok(filesystem.snapshot(source, dir, name, access).map(drop)?);
+            }
+            // Law 9.
+            let sources = filesystem.subvolumes_below(source)?.into_iter().collect();
+            unsent.of_subvolumes(&sources).write_back(&device)?;
+            let options = RecursiveSnapshot::new(access).owned_by(caller.limited_to_owner());
+            Ok(filesystem.snapshot_recursive(source, dir, name, options).map(drop)?)
         })
     }
 
@@ -266,7 +246,6 @@ impl Door {
         name: Vec<u8>,
         wanted: Option<u64>,
     ) -> ErrnoResult<Outcome> {
-        self.may_change(request)?;
         let is_administrator = self.is_administrator(request);
         if !is_administrator {
             self.may_delete_in(request, dir)?;
@@ -309,11 +288,11 @@ impl Door {
         if !self.is_administrator(request) {
             return Err(Errno::EPERM);
         }
-        self.may_change(request)?;
         let id: u64 = request.take()?;
         let id = if id == 0 { TOP_LEVEL } else { id };
-        let filesystem = self.filesystem.clone();
+        let (caller, filesystem) = (self.checked_caller(request), self.filesystem.clone());
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+            caller.may_change()?;
             filesystem.set_default_subvolume(id)?;
             reply.push(&IoctlOut::default())
         })
@@ -332,7 +311,8 @@ impl Door {
             return Err(Errno::ENOENT);
         }
         let filesystem = self.filesystem.clone();
-        let waiting = self.interrupts.begin(request.header.unique).ok_or(Errno::EAGAIN)?;
+        let user = (!self.is_administrator(request)).then_some(request.header.uid);
+        let waiting = self.interrupts.begin(request.header.unique, user).ok_or(Errno::EAGAIN)?;
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
             for id in ids {
                 if !filesystem.wait_until_cleaned(id, &|| waiting.goes_on())? {
@@ -348,16 +328,17 @@ impl Door {
     fn set_subvolume_flags(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let flags: u64 = request.take()?;
         let root = self.subvolume_root(request)?;
-        if !self.owns(request, root)? {
+        let caller = self.checked_caller(request);
+        if !caller.owns(&self.filesystem, root)? {
             return Err(Errno::EPERM);
         }
         if flags & !READ_ONLY != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        self.may_change(request)?;
         let read_only = flags & READ_ONLY != 0;
         let (gates, filesystem) = (Arc::clone(self.handles.write_gates()), self.filesystem.clone());
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+            caller.may_change()?;
             let closed = if read_only { Some(gates.close(root.subvolume)?) } else { None };
             filesystem.set_subvolume_read_only(root.subvolume, read_only)?;
             drop(closed);
@@ -385,59 +366,10 @@ impl Door {
         if id.is_subvolume_root() { Ok(id) } else { Err(Errno::EINVAL) }
     }
 
-    /// Returns the root directory of the subvolume that a descriptor of the caller leads to
-    /// (law 4).
-    fn source(&self, request: &Request<'_>, fd: u64) -> ErrnoResult<FileId> {
-        let process = caller::directory(request.header.pid).ok_or(Errno::EPERM)?;
-        let path = process.join(format!("fd/{fd}"));
-        let is_open = std::fs::symlink_metadata(&path).is_ok();
-        let refused = if is_open { Errno::EXDEV } else { Errno::EBADF };
-        let mount = mounts::id_of_descriptor(&process, fd).map_err(|_| refused)?;
-        if !self.is_own_mount(request.header.pid, mount) {
-            return Err(refused);
-        }
-        let (device, node) = fuse_node(&path).map_err(|_| refused)?;
-        if self.device_number != Some(device) {
-            return Err(Errno::EXDEV);
-        }
-        let id = self.file_id(node)?;
-        if id.is_subvolume_root() { Ok(id) } else { Err(Errno::EINVAL) }
-    }
-
-    /// Returns whether the caller or this process sees a mount of the volume with this id. The
-    /// caller may have entered another mount namespace since it opened a file.
-    fn is_own_mount(&self, pid: u32, id: u64) -> bool {
-        let Some(device) = self.device_number else { return false };
-        let has_it = |table: io::Result<Vec<Mount>>| {
-            table.is_ok_and(|mounts| mounts.iter().any(|mount| mount.id == id))
-        };
-        has_it(mounts::read_of_device(pid, device)) || has_it(mounts::read_own_of_device(device))
-    }
-
-    /// Returns whether the caller may change the attributes of a file.
-    fn owns(&self, request: &Request<'_>, id: FileId) -> ErrnoResult<bool> {
-        let owner = self.filesystem.stat(id)?.uid;
-        Ok(self.is_administrator(request) || caller::is_owner(&request.header, owner))
-    }
-
     pub(super) fn is_administrator(&self, request: &Request<'_>) -> bool {
         let caller = &request.header;
         let is_unchecked = !self.options.checks_permissions && caller::is_owner_of_mount(caller);
         is_unchecked || caller::is_administrator(caller)
-    }
-
-    /// Checks that the caller may change the volume through the mounts that it sees (law 6).
-    fn may_change(&self, request: &Request<'_>) -> ErrnoResult<()> {
-        let Some(device) = self.device_number else { return Ok(()) };
-        // A caller that cannot be read sees no mount that is known to be writable.
-        let mounts = mounts::read_of_device(request.header.pid, device);
-        let mounts = mounts.map_err(|_| Errno::EPERM)?;
-        let is_writable = if self.is_administrator(request) {
-            !mounts.iter().all(Mount::is_read_only)
-        } else {
-            !mounts.is_empty() && !mounts.iter().any(Mount::is_read_only)
-        };
-        if is_writable { Ok(()) } else { Err(Errno::EROFS) }
     }
 
     fn change_name(
@@ -449,7 +381,7 @@ impl Door {
         self.change_name_in(request, request.header.nodeid, name, change)
     }
 
-    /// Defers a change of the entry `name` in the directory with node id `parent` (law 5).
+    /// Defers a change of the entry `name` in the directory with node id `parent` (laws 5 and 6).
     fn change_name_in(
         &self,
         request: &Request<'_>,
@@ -458,7 +390,9 @@ impl Door {
         change: impl FnOnce(&Filesystem, &[u8]) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
+        let caller = self.checked_caller(request);
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+            caller.may_change()?;
             // The kernel unmounts what is mounted below a name that it forgets, so a call that has
             // changed nothing must not make it forget one.
             change(&filesystem, &name)?;

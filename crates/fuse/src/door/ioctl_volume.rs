@@ -13,6 +13,8 @@
 //!    [`SYNC_XATTR`](crate::SYNC_XATTR) tells of the shutdown.
 //! 3. A call that writes or waits for other requests gets a deferred reply, so it occupies no
 //!    worker that those requests need.
+//! 4. A shutdown that commits first returns `EIO` where the kernel has lost writes that it had
+//!    cached, of any user. The volume is shut down all the same: the losses are final.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -139,10 +141,12 @@ impl Door {
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         let is_shut_down = Arc::clone(&self.is_shut_down);
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
-            unsent.write_back(&device)?;
+            // A loss keeps no volume from being shut down (law 4).
+            let sent = unsent.write_back(&device);
             filesystem.sync()?;
             filesystem.abandon();
             is_shut_down.store(true, Ordering::Release);
+            sent?;
             reply.push(&IoctlOut::default())
         })
     }

@@ -20,21 +20,23 @@
 //! 5. Where the mount ends, they are sent on every mount: afterwards they would be lost, and no
 //!    reader comes.
 //! 6. The kernel does not repeat a WRITE request that fails, as on a full volume: the data is lost.
-//!    A caller learns of every loss during its call, also of other files.
+//!    A caller learns of every loss of the files that it needs during its call, and where the mount
+//!    ends, of all files.
 //!
 //! A request for which the kernel holds its inode lock excludes write(2), so it may drop the pages
 //! of its file on every mount (`deferred`).
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use butternut::FileId;
 
 use crate::connection;
 use crate::door::Door;
 use crate::errno::{Errno, ErrnoResult};
+use crate::handles::fills::Fills;
 use crate::options::Caching;
 
 /// The end of all offsets of a file.
@@ -45,23 +47,35 @@ const PIECE_BYTES_MIN: u64 = 1 << 30;
 const PIECES_PER_DOUBLING: u64 = 8;
 
 /// Files that are open for writing.
+#[derive(Default)]
 pub(super) struct UnsentData {
-    nodes: Vec<u64>,
-    /// Number of failed WRITE requests of the mount.
-    lost_writes: Arc<AtomicU64>,
+    files: Vec<UnsentFile>,
+}
+
+struct UnsentFile {
+    id: FileId,
+    node: u64,
+    /// They count the lost writes of the file.
+    fills: Arc<Fills>,
 }
 
 impl UnsentData {
+    /// Returns those of some subvolumes.
+    pub(super) fn of_subvolumes(mut self, subvolumes: &HashSet<u64>) -> Self {
+        self.files.retain(|file| subvolumes.contains(&file.id.subvolume));
+        self
+    }
+
     /// Makes the kernel write back its dirty pages of the files, and waits for that.
     ///
     /// # Errors
-    /// `EIO`: the kernel has lost writes meanwhile (law 6).
+    /// `EIO`: the kernel has lost writes of these files meanwhile (law 6).
     pub(super) fn write_back(&self, device: &OwnedFd) -> ErrnoResult<()> {
-        let lost = || self.lost_writes.load(Ordering::Acquire);
+        let lost = || self.files.iter().map(|file| file.fills.lost_writes()).sum::<u64>();
         let lost_before = lost();
-        for node in &self.nodes {
+        for file in &self.files {
             for piece in pieces() {
-                connection::invalidate_page_range(device, *node, &piece);
+                connection::invalidate_page_range(device, file.node, &piece);
             }
         }
         if lost() == lost_before { Ok(()) } else { Err(Errno::EIO) }
@@ -81,23 +95,19 @@ fn pieces() -> impl Iterator<Item = Range<u64>> {
 }
 
 impl Door {
-    /// Lists the files that `is_wanted` selects and that may have unsent writes (law 4).
-    pub(super) fn unsent_data(&self, is_wanted: impl Fn(FileId) -> bool) -> UnsentData {
+    /// Lists the files that may have unsent writes (law 4).
+    pub(super) fn unsent_data(&self) -> UnsentData {
         if self.options.caching == Caching::WriteThrough {
-            return self.unsent_data_of(|_| false);
+            return UnsentData::default();
         }
-        self.unsent_data_of(is_wanted)
+        self.unsent_data_at_end()
     }
 
     /// Lists the files that may have unsent data, for a mount that ends (law 5).
     pub(super) fn unsent_data_at_end(&self) -> UnsentData {
-        self.unsent_data_of(|_| true)
-    }
-
-    fn unsent_data_of(&self, is_wanted: impl Fn(FileId) -> bool) -> UnsentData {
-        let wanted = self.handles.open_for_write().into_iter().filter(|id| is_wanted(*id));
-        let nodes = wanted.map(|id| self.nodes.node_id(id)).collect();
-        UnsentData { nodes, lost_writes: Arc::clone(&self.lost_writes) }
+        let open = self.handles.open_for_write().into_iter();
+        let file = |(id, fills)| UnsentFile { id, node: self.nodes.node_id(id), fills };
+        UnsentData { files: open.map(file).collect() }
     }
 
     /// Makes the kernel send the unsent writes of all files, and waits for that.
@@ -105,7 +115,7 @@ impl Door {
     /// # Errors
     /// As of [`UnsentData::write_back`].
     pub(crate) fn send_unsent_data(&self) -> ErrnoResult<()> {
-        self.unsent_data(|_| true).write_back(&self.device)
+        self.unsent_data().write_back(&self.device)
     }
 
     /// Makes the kernel send all unsent data of a mount that ends, and waits for that.

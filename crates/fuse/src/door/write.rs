@@ -31,7 +31,7 @@ use butternut::server::FileExt;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use butternut::{Error, Privileges};
 
@@ -42,6 +42,7 @@ use crate::connection::protocol::{
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::data::{KillPriv, killing_privileges};
+use crate::door::deferred::ThreadSlot;
 use crate::door::lane::{Lane, O_DSYNC, Writer};
 use crate::door::negotiation::BACKGROUND_MAX;
 use crate::door::{Door, Outcome};
@@ -89,6 +90,7 @@ impl Door {
                 write.apply(transfer.offset, bytes)
             };
             if applied.is_err() && is_from_cache {
+                write.open.fills.count_lost_write();
                 self.lost_writes.fetch_add(1, Ordering::Release);
             }
             WriteRequest::put_reply(applied?, reply)?;
@@ -101,7 +103,8 @@ impl Door {
             }
             Err(stale) => stale,
         };
-        let Some(slot) = InvalidationSlot::begin(&self.invalidating_writes) else {
+        let slot = ThreadSlot::begin(&self.invalidating_writes, INVALIDATIONS_MAX);
+        let Some(slot) = slot else {
             let applied = write.apply(transfer.offset, bytes);
             self.invalidate_pages_deferred(request);
             WriteRequest::put_reply(applied?, reply)?;
@@ -112,24 +115,6 @@ impl Door {
             let _slot = slot;
             WriteRequest::put_reply(write.apply_after_invalidation(stale, &bytes)?, reply)
         })
-    }
-}
-
-/// One of the writes that wait for invalidations (law 5).
-struct InvalidationSlot(Arc<AtomicU64>);
-
-impl InvalidationSlot {
-    /// Takes a slot, or returns `None` where [`INVALIDATIONS_MAX`] are taken.
-    fn begin(count: &Arc<AtomicU64>) -> Option<Self> {
-        let more = |waiting| (waiting < INVALIDATIONS_MAX).then_some(waiting + 1);
-        count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
-        Some(Self(Arc::clone(count)))
-    }
-}
-
-impl Drop for InvalidationSlot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -253,9 +238,9 @@ mod tests {
 
     #[test]
     fn waiting_writes_leave_requests_for_the_kernels_writeback() {
-        let count = Arc::new(AtomicU64::new(0));
-        let begin = || InvalidationSlot::begin(&count);
-        let mut waiting: Vec<InvalidationSlot> = std::iter::from_fn(begin).collect();
+        let count = Arc::default();
+        let begin = || ThreadSlot::begin(&count, INVALIDATIONS_MAX);
+        let mut waiting: Vec<ThreadSlot> = std::iter::from_fn(begin).collect();
         assert_eq!(waiting.len() as u64, INVALIDATIONS_MAX);
         assert!(waiting.pop().is_some() && begin().is_some());
         drop(waiting);

@@ -28,7 +28,7 @@
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Maximum number of recorded ranges of a file.
 const RANGES_MAX: usize = 1024;
@@ -43,6 +43,8 @@ pub(crate) struct Fills {
     is_recording: AtomicBool,
     state: Mutex<State, rank::KernelFills>,
     applied: Condvar,
+    /// Number of WRITE requests from the kernel's page cache that failed.
+    lost_writes: AtomicU64,
 }
 
 #[derive(Default)]
@@ -75,6 +77,17 @@ pub(crate) struct StalePages {
 }
 
 impl Fills {
+    /// Counts a WRITE request from the kernel's page cache that failed. The kernel does not repeat
+    /// it.
+    pub(crate) fn count_lost_write(&self) {
+        self.lost_writes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns the number of WRITE requests from the kernel's page cache that failed.
+    pub(crate) fn lost_writes(&self) -> u64 {
+        self.lost_writes.load(Ordering::Acquire)
+    }
+
     /// Starts to record fills. Must be called before a handle is opened that may bypass the cache.
     pub(crate) fn start_recording(&self) {
         self.is_recording.store(true, Ordering::SeqCst);

@@ -100,14 +100,16 @@ impl CopyTarget {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let to = openat(&new.directory, new.name.as_slice(), flags, Mode::RUSR | Mode::WUSR)
-            .and_then(|fd| ftruncate(&fd, new.stat.size).map(|()| HostFile::from(fd)));
+            .and_then(|fd| ftruncate(&fd, new.stat.size).map(|()| HostFile::from(fd)))
+            .map_err(io::Error::from)
+            .and_then(|to| new.directory.inherit_nothing(&to).map(|()| to));
         match to {
             Ok(to) => {
                 export.report.file(new.stat.size);
                 Some(Arc::new(Self { export: Arc::clone(export), new, from, to }))
             }
             Err(error) => {
-                export.report.io(&new.path, &error.into());
+                export.report.io(&new.path, &error);
                 None
             }
         }

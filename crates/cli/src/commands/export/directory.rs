@@ -4,7 +4,8 @@
 //! 2. While files are created in it, only its owner can enter it. Its mode, owner and times are set
 //!    when its last reference is dropped, after everything below it.
 //! 3. A directory that existed before is not changed, also if another user puts it in the place of
-//!    a new one: what is made in such a directory is checked after it was opened ([`new_entry`]).
+//!    a new one: what is made in such a directory is checked after it was opened, and inherits no
+//!    access list from it ([`new_entry`]).
 
 use std::fs::File;
 use std::io;
@@ -72,6 +73,15 @@ impl OutputDirectory {
             return Ok(openat(self, name, flags, Mode::empty())?);
         }
         new_entry::open_new(self.as_fd(), name, kind)
+    }
+
+    /// Removes from a file that was just made what it has inherited from a directory that existed
+    /// before (law 3).
+    ///
+    /// # Errors
+    /// An access list cannot be removed.
+    pub(super) fn inherit_nothing(&self, file: impl AsFd) -> io::Result<()> {
+        if self.is_private() { Ok(()) } else { new_entry::remove_acls(file) }
     }
 
     /// Returns whether only this process changes the directory (law 2).

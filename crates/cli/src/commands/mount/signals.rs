@@ -288,7 +288,7 @@ fn mountpoints(detached: &DetachOutcome, mountpoint: &Path) -> String {
 
 /// Describes the mounts in other mount namespaces, which are not unmounted.
 fn mounts_elsewhere(device: Option<(u32, u32)>) -> Vec<String> {
-    let own = device.into_iter().flat_map(mounts::of_other_namespaces).flatten();
+    let own = device.into_iter().flat_map(mounts::of_other_namespaces).flatten().flatten();
     let lines = own.map(|mount| {
         format!("it is mounted on {} in another mount namespace", mount.mountpoint.display())
     });

@@ -13,10 +13,9 @@ use butternut::format::uuid::Uuid;
 use rustix::fs::{AtFlags, Gid, Mode, Uid, XattrFlags, chownat, fchmod, fremovexattr};
 use rustix::io::Errno;
 
-use super::super::super::new_entry;
+use super::super::super::new_entry::{self, ACLS};
 use super::Refusal;
 
-const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 const COMPRESSION: &[u8] = b"btrfs.compression";
 
 /// A directory that is not complete.
@@ -43,14 +42,10 @@ impl Root {
     /// Makes the directory in `parent`.
     pub(super) fn make(parent: BorrowedFd<'_>, name: &[u8], uuid: Uuid) -> Result<Self, Refusal> {
         let dir = new_entry::make_directory(parent, name)?;
-        for name in ACLS.into_iter().chain([COMPRESSION]) {
-            match fremovexattr(&dir, name) {
-                Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::INVAL) => {}
-                Err(errno) => return Err(errno.into()),
-            }
+        match fremovexattr(&dir, COMPRESSION) {
+            Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::INVAL) => {}
+            Err(errno) => return Err(errno.into()),
         }
-        // An inherited list has changed the mode; an inherited set-group-ID bit would be inherited.
-        fchmod(&dir, Mode::RWXU)?;
         Ok(Self { uuid, name: name.to_vec(), dir, deferred: Vec::new() })
     }
 

@@ -1,0 +1,98 @@
+//! [`CheckedCaller`]: the caller of a change, for checks that the thread of a deferred reply makes.
+//!
+//! 1. The kernel does not tell through which mount a call comes, and passes it on also where that
+//!    is read-only. So changes are refused to an administrator that sees no writable mount of the
+//!    volume, and to every other caller that sees a read-only one.
+//! 2. The mounts that a caller sees are in its mount table. Users can make the tables of their own
+//!    namespaces long, so no worker reads them. A caller with too long a table may change nothing.
+//! 3. The caller waits for the reply. So its process id is its own, and its descriptors stay open
+//!    unless another thread of it closes them.
+//! 4. A descriptor of the caller must be on this mount. A lookup of a file of another filesystem
+//!    may wait for the server of that filesystem, so the id of its mount is compared first.
+
+use std::io;
+
+use butternut::{FileId, Filesystem};
+use butternut_sys::fuse_node::fuse_node;
+use butternut_sys::mounts::{self, Mount};
+
+use crate::connection::protocol::InHeader;
+use crate::connection::request::Request;
+use crate::door::{Door, caller};
+use crate::errno::{Errno, ErrnoResult};
+
+#[derive(Clone, Copy)]
+pub(super) struct CheckedCaller {
+    header: InHeader,
+    pub(super) is_administrator: bool,
+    /// The device number (major, minor) of the mount; `None` where it could not be read.
+    device: Option<(u32, u32)>,
+}
+
+impl Door {
+    /// Returns the caller of a request.
+    pub(super) fn checked_caller(&self, request: &Request<'_>) -> CheckedCaller {
+        let is_administrator = self.is_administrator(request);
+        CheckedCaller { header: request.header, is_administrator, device: self.device_number }
+    }
+}
+
+impl CheckedCaller {
+    /// Checks that the caller may change the volume through the mounts that it sees (law 1).
+    ///
+    /// # Errors
+    /// `EROFS`; `EPERM` where its mount table cannot be read (law 2).
+    pub(super) fn may_change(&self) -> ErrnoResult<()> {
+        let Some(device) = self.device else { return Ok(()) };
+        // A caller that cannot be read sees no mount that is known to be writable.
+        let mounts = mounts::read_of_device(self.header.pid, device);
+        let mounts = mounts.map_err(|_| Errno::EPERM)?;
+        let is_writable = if self.is_administrator {
+            !mounts.iter().all(Mount::is_read_only)
+        } else {
+            !mounts.is_empty() && !mounts.iter().any(Mount::is_read_only)
+        };
+        if is_writable { Ok(()) } else { Err(Errno::EROFS) }
+    }
+
+    /// Returns whether the caller may change the attributes of a file.
+    pub(super) fn owns(&self, filesystem: &Filesystem, id: FileId) -> ErrnoResult<bool> {
+        let owner = filesystem.stat(id)?.uid;
+        Ok(self.is_administrator || caller::is_owner(&self.header, owner))
+    }
+
+    /// Returns the user that owns every file that the caller may change; `None` for a caller that
+    /// may change the files of all users.
+    pub(super) fn limited_to_owner(&self) -> Option<u32> {
+        let is_limited = !self.is_administrator && !caller::overrides_ownership(&self.header);
+        is_limited.then_some(self.header.uid)
+    }
+
+    /// Returns the node id of the file that a descriptor of the caller leads to (law 4).
+    ///
+    /// # Errors
+    /// `EBADF`; `EXDEV` for a file of another mount; `EPERM` if the caller cannot be read.
+    pub(super) fn node_of_descriptor(&self, fd: u64) -> ErrnoResult<u64> {
+        let process = caller::directory(self.header.pid).ok_or(Errno::EPERM)?;
+        let path = process.join(format!("fd/{fd}"));
+        let is_open = std::fs::symlink_metadata(&path).is_ok();
+        let refused = if is_open { Errno::EXDEV } else { Errno::EBADF };
+        let mount = mounts::id_of_descriptor(&process, fd).map_err(|_| refused)?;
+        if !self.is_own_mount(mount) {
+            return Err(refused);
+        }
+        let (device, node) = fuse_node(&path).map_err(|_| refused)?;
+        if self.device == Some(device) { Ok(node) } else { Err(Errno::EXDEV) }
+    }
+
+    /// Returns whether the caller or this process sees a mount of the volume with this id. The
+    /// caller may have entered another mount namespace since it opened a file.
+    fn is_own_mount(&self, id: u64) -> bool {
+        let Some(device) = self.device else { return false };
+        let has_it = |table: io::Result<Vec<Mount>>| {
+            table.is_ok_and(|mounts| mounts.iter().any(|mount| mount.id == id))
+        };
+        has_it(mounts::read_own_of_device(device))
+            || has_it(mounts::read_of_device(self.header.pid, device))
+    }
+}
