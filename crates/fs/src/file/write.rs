@@ -24,7 +24,7 @@ use crate::stats::latency::Operation;
 use crate::{Error, File, Filesystem, Privileges, Result};
 use butternut_file::{FallocateSize, FileState, InodeUpdate};
 use butternut_format::inode::{Inode, InodeFlags};
-use butternut_format::units::length;
+use butternut_format::units::{TreeId, length};
 use butternut_pages::{CacheMode, UncachedFlush, WritebackReason};
 use butternut_sys::wait::Wait;
 use std::ops::Range;
