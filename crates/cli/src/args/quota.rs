@@ -19,14 +19,24 @@ const QGROUP_HELP: &str = "\
 A quota group is named LEVEL/NUMBER. Each subvolume has the group 0/ID. A group of a higher level
 includes the groups that were assigned to it: what they share counts once.
 
-The numbers are computed again whenever a group is assigned or removed from another one. They are
-those of the last commit.
+The numbers are those of the last commit, which is at most 30 seconds old on a mount; `filesystem
+sync` makes one. A group shown as <stale> is that of a subvolume that is deleted; the next commit
+removes it. Only the owner of a mount and root see the numbers of a mounted volume.
 
 VOLUME may be a directory of a volume that `butternut mount` serves.";
 
 const LIMIT_HELP: &str = "\
-A write that would exceed a limit fails with EDQUOT, before it changes anything. Deletions succeed;
-what they free can be used after the next commit. A limit may be below what is in use already.
+A write that would exceed a limit fails with EDQUOT, before it changes anything. Deletions succeed,
+and what they free can be used at once; space of deleted subvolumes, when it is freed
+(`subvolume sync`). A limit may be below what is in use already. A change of names or attributes
+needs room for all blocks that it may add, about 150 KiB, also where it adds none.
+
+A limit of a group of a higher level is one for all that it includes together. A snapshot gets the
+limits of its source, and is in no group of a higher level until it is assigned to one.
+
+  butternut qgroup limit 10G 0/256 VOLUME
+  butternut qgroup limit -e 5G 1/100 VOLUME
+  butternut qgroup limit none 0/256 VOLUME
 
 VOLUME may be a directory of a volume that `butternut mount` serves.";
 

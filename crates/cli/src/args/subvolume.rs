@@ -69,7 +69,8 @@ The command frees the space of all deleted subvolumes of a volume that is not mo
 volume, the space is freed in the background: the command waits until that of the subvolumes with
 the given ids is free, or of all that are deleted when it begins. Space is not freed while files of
 the subvolume are open. The kernel may keep the inode of a file that was open when its subvolume was
-deleted, until it needs the memory; the space is not freed before.
+deleted, until it needs the memory; the space is not freed before, and the command waits. The next
+mount frees it at once.
 
   butternut subvolume sync MOUNT [ID...]";
 
@@ -96,7 +97,8 @@ const SNAPSHOT_HELP: &str = "\
 A snapshot shares all data with its source until one of the two changes. It does not contain the
 subvolumes inside its source: they appear as empty directories. With --recursive, it contains
 snapshots of them, at any depth: all are of one instant, and read-only with -r. The command makes
-all of them or none. They are durable when it ends.
+all of them or none. They are durable when it ends. Before a subvolume inside a read-only one can be
+deleted, `property set ... ro false` makes the one around it writable.
 
 Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 

@@ -1,5 +1,6 @@
-//! `quota enable`, `disable`, `rescan` and `status`; and how all commands for quotas reach a volume:
-//! an argument that is a directory names the mount that contains it, whose process makes the change.
+//! `quota enable`, `disable`, `rescan` and `status`; and how all commands for quotas reach a
+//! volume: an argument that is a directory names the mount that contains it, whose process makes
+//! the change.
 
 use std::io::Write;
 use std::path::Path;

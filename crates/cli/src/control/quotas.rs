@@ -1,5 +1,5 @@
-//! Changes and reports of quotas, in the form that the control socket carries. Commands for a volume
-//! that is not mounted use the same ones.
+//! Changes and reports of quotas, in the form that the control socket carries. Commands for a
+//! volume that is not mounted use the same ones.
 //!
 //! Laws:
 //!

@@ -170,7 +170,8 @@ const ON_A_MOUNT_PRINTS: &[&str] = &[
     "butternut qgroup assign 0/257 1/7 .: 0 ",
     "butternut qgroup limit 5M 1/7 .: 0 ",
     "butternut qgroup limit -e 1G 1/7 a: 0 ",
-    "sh -c head -c 4M /dev/zero > b/more: 1 head: error writing 'standard output': Disk quota exceeded",
+    "sh -c head -c 4M /dev/zero > b/more: 1 \
+     head: error writing 'standard output': Disk quota exceeded",
     "butternut qgroup limit none 1/7 .: 0 ",
     "sh -c head -c 4M /dev/zero > b/more: 0 ",
     "butternut qgroup remove 0/256 1/7 .: 0 ",

@@ -169,8 +169,9 @@ impl AtCommit<'_> {
             let group = quota.groups.get(id);
             require(group.is_some(), "quota group", id, "an existing one")
                 .map_err(TreeError::Invalid)?;
-            let includes = has_tree
-                || group.is_some_and(|group| group.usage != QgroupUsage::default())
+            require(!has_tree, "quota group", id, "one whose subvolume is deleted")
+                .map_err(TreeError::Invalid)?;
+            let includes = group.is_some_and(|group| group.usage != QgroupUsage::default())
                 || quota.groups.iter().any(|(_, child)| child.parents.contains(&id));
             require(!includes, "quota group", id, "one that includes nothing")
                 .map_err(TreeError::Invalid)?;

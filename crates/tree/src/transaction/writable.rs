@@ -27,7 +27,7 @@ pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), Tre
         !super_block.has(feature::SIMPLE_QUOTA),
         "quotas",
         "simple quotas",
-        "none: disable them first",
+        "none: the kernel's `btrfs quota disable` ends them",
     )
     .map_err(TreeError::Unwritable)?;
     if let Some(device) = trees.volume().unlisted_device() {
@@ -58,8 +58,13 @@ fn writable_quotas(trees: &CommittedTrees) -> Result<(), TreeError> {
         return Ok(());
     };
     let is_simple = status.flags & STATUS_SIMPLE_MODE != 0;
-    require(!is_simple, "quotas", "simple quotas", "none: disable them first")
-        .map_err(TreeError::Unwritable)
+    require(
+        !is_simple,
+        "quotas",
+        "simple quotas",
+        "none: the kernel's `btrfs quota disable` ends them",
+    )
+    .map_err(TreeError::Unwritable)
 }
 
 /// Refuses a volume with an interrupted balance: it has relocation trees, which only the kernel can
