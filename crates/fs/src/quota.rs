@@ -24,7 +24,8 @@ impl Filesystem {
     }
 
     /// Returns why the usage of the groups became inconsistent since the volume was opened for
-    /// writing, or since the last rescan; `None` if it did not. [`Filesystem::rescan_quotas`] makes it exact again.
+    /// writing, or since the last rescan; `None` if it did not.
+    /// [`Filesystem::rescan_quotas`] makes it exact again.
     pub fn quota_error(&self) -> Option<Arc<TreeError>> {
         self.forest().quota_error()
     }

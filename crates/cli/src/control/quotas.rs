@@ -236,7 +236,7 @@ mod tests {
 
     /// Two commands for one mount, each for one of the limits.
     #[test]
-    fn each_of_two_limits_that_are_set_at_once_is_kept() {
+    fn each_of_two_limits_that_two_threads_set_is_kept() {
         let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
         butternut_mkfs::make(&*device, &butternut_mkfs::MkfsOptions::default()).unwrap();
         let options = MountOptions::default().read_only(false).commit_seconds(0);

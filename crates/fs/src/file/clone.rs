@@ -265,8 +265,8 @@ impl File {
         })
     }
 
-    /// Locks this file, the target, and `source`, and calls `run` for them (law 1). Fails if data of
-    /// the source was lost since `errors_before`, also in an earlier attempt (law 2).
+    /// Locks this file, the target, and `source`, and calls `run` for them (law 1). Fails if data
+    /// of the source was lost since `errors_before`, also in an earlier attempt (law 2).
     fn with_pair<R>(
         &self,
         (source, errors_before): (&Self, &ErrorCursor),
@@ -469,8 +469,8 @@ mod tests {
         }
     }
 
-    /// The first attempt finds no space before it writes the source back. What is written back before
-    /// the second one is lost.
+    /// The first attempt finds no space before it writes the source back. What is written back
+    /// before the second one is lost.
     #[test]
     fn data_of_the_source_that_is_lost_between_two_attempts_is_an_error_of_the_call() {
         for nth in 8..64 {

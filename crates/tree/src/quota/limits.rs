@@ -14,10 +14,11 @@
 //! 2. A group with a limit counts its usage as of the last commit, the charges of the subvolumes
 //!    that it includes, and the blocks by which their trees have grown since.
 //! 3. A refusal adds no chunk. What a deletion frees can be allocated after the next commit, so a
-//!    caller that is refused commits once if the running transaction has dropped data of a subvolume
-//!    that a limiting group includes ([`Quota::frees`]), and only then.
+//!    caller that is refused commits once if the running transaction has dropped data of a
+//!    subvolume that a limiting group includes ([`Quota::frees`]), and only then.
 //! 4. Deletions are never refused.
-//! 5. While the usage is inconsistent, no limit applies: its numbers are those of an earlier commit.
+//! 5. While the usage is inconsistent, no limit applies: its numbers are those of an earlier
+//!    commit.
 //!
 //! Left to others: what calls charge (`charge`).
 
@@ -119,8 +120,8 @@ impl Quota {
         least
     }
 
-    /// Whether a commit may make room below the limits of a subvolume: a group with a limit includes
-    /// it, and a subvolume of which the running transaction has dropped data (law 3).
+    /// Whether a commit may make room below the limits of a subvolume: a group with a limit
+    /// includes it, and a subvolume of which the running transaction has dropped data (law 3).
     pub(crate) fn frees(&self, tree: TreeId) -> bool {
         let mut limiting = Vec::new();
         self.groups.including(group_of(tree), |id| {

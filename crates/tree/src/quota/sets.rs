@@ -36,8 +36,8 @@ impl RootSets {
         self.intern(vec![tree])
     }
 
-    /// Returns the union of some sets. Only the result is kept, not what a part of them has: a block
-    /// may have a reference for each of thousands of snapshots.
+    /// Returns the union of some sets. Only the result is kept, not what a part of them has: a
+    /// block may have a reference for each of thousands of snapshots.
     pub(crate) fn union(&mut self, mut parts: Vec<SetId>) -> SetId {
         parts.retain(|part| *part != Self::EMPTY);
         parts.sort_unstable();

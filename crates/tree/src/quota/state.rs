@@ -55,8 +55,8 @@ impl Quota {
             has_limits,
             charges: Charges::default(),
             groups,
-            // The first commit makes the usage exact, also where the kernel waits for a rescan: limits
-            // are kept only then.
+            // The first commit makes the usage exact, also where the kernel waits for a rescan:
+            // limits are kept only then.
             needs_rescan: flags & (STATUS_RESCAN | STATUS_INCONSISTENT) != 0,
             dropped: Vec::new(),
             accounted: 0,

@@ -6,8 +6,8 @@ pub struct Need {
     /// The most items that may be inserted, changed or removed.
     pub items: u32,
     pub level: ReservationLevel,
-    /// Whether the blocks that the changes may add are charged to the quota of a subvolume. Those of
-    /// changes that remove items, or change them in place, are not.
+    /// Whether the blocks that the changes may add are charged to the quota of a subvolume. Those
+    /// of changes that remove items, or change them in place, are not.
     pub is_charged: bool,
 }
 
