@@ -1,0 +1,440 @@
+//! [`Sharing`]: takes the files in their order, and lets each share its data with an earlier one.
+//!
+//! 1. A file whose every block is equal to an earlier file's is shared with that one. Any other is
+//!    shared block by block; neighbouring blocks that are neighbours in the source, too, are one
+//!    range.
+//! 2. Of several sources, one that the target shares the block with already is taken: then nothing
+//!    is to be done. Otherwise the one with the longest run of equal blocks is taken.
+//! 3. Every step of a file moves on by at least one block, and looks at [`LOOKED_AT_MAX`] sources at
+//!    most, so a run ends whatever the files and the answers are.
+//! 4. A file is opened again, and left alone if its identity is another one by then.
+
+use std::collections::BTreeMap;
+
+use crate::place::{Answer, Facts, Place, Problem, Skip};
+use crate::ranges::{compare, extents_of, in_sectors};
+use crate::search::{Block, Found, Search};
+
+/// Maximum number of sources of a block that are compared, and of those that are looked at.
+const SOURCES_MAX: usize = 8;
+const LOOKED_AT_MAX: usize = 64;
+/// Maximum number of sources that are kept open.
+const OPEN_MAX: usize = 16;
+
+/// What a run has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Files that were found, each once.
+    pub files: u64,
+    /// Files that were read: those that the index did not have.
+    pub files_read: u64,
+    /// Bytes that were read and hashed.
+    pub read_bytes: u64,
+    /// Bytes of equal data that was shared before, in whole sectors.
+    pub shared_bytes: u64,
+    /// Bytes of equal data that is shared since the run, in whole sectors. In a dry run: that
+    /// would be. Data that several targets had shared before is counted for each of them.
+    pub deduped_bytes: u64,
+    /// Files that were left alone, by reason.
+    pub skipped: BTreeMap<Skip, u64>,
+}
+
+impl Report {
+    pub(crate) fn skip(&mut self, skip: Skip) {
+        *self.skipped.entry(skip).or_default() += 1;
+    }
+}
+
+/// What happened to a file.
+#[derive(Debug)]
+pub enum Event<'a, N, E> {
+    /// So many of its bytes are shared since the run.
+    Deduped { name: &'a N, bytes: u64 },
+    /// It is left alone.
+    Skipped { name: &'a N, skip: Skip },
+    /// An operation on it failed.
+    Failed { name: &'a N, error: E },
+}
+
+/// What a step of a target left to do.
+enum Step {
+    /// Go on so many blocks further.
+    On(usize),
+    /// The target is left alone.
+    Leave,
+}
+
+/// The second part of a run, after all files are found.
+pub struct Sharing<'a, P: Place> {
+    place: &'a P,
+    search: Search<P::Name>,
+    is_dry: bool,
+    /// Numbers of blocks, by hash, and among equal hashes by the rank of the file.
+    by_hash: Vec<u32>,
+    /// Numbers of files with blocks, by the hash of the whole and by rank.
+    by_whole: Vec<u32>,
+    /// Files that are no sources: they were changed, or cannot be opened.
+    unusable: Vec<bool>,
+    open: Vec<(u32, P::File)>,
+}
+
+impl<'a, P: Place> Sharing<'a, P> {
+    /// Sorts what a search has found. With `is_dry`, nothing is changed.
+    pub fn new(place: &'a P, mut search: Search<P::Name>, is_dry: bool) -> Self {
+        search.end();
+        let rank = |file: u32| (search.files[file as usize].facts.is_target, file);
+        let of_block = |block: u32| {
+            let found: Block = search.blocks[block as usize];
+            (found.hash, rank(found.file), block)
+        };
+        let of_whole = |file: u32| (search.files[file as usize].whole, rank(file));
+        // No search has more blocks or files than 2^32.
+        let count = u32::try_from(search.blocks.len()).unwrap_or(u32::MAX);
+        let mut by_hash: Vec<u32> = (0..count).collect();
+        by_hash.sort_unstable_by_key(|block| of_block(*block));
+        let files = u32::try_from(search.files.len()).unwrap_or(u32::MAX);
+        let has_blocks = |file: &u32| search.files[*file as usize].count > 0;
+        let mut by_whole: Vec<u32> = (0..files).filter(has_blocks).collect();
+        by_whole.sort_unstable_by_key(|file| of_whole(*file));
+        let unusable = vec![false; search.files.len()];
+        Self { place, search, is_dry, by_hash, by_whole, unusable, open: Vec::new() }
+    }
+
+    /// Shares the data of all targets. `tell` is called with what happens. Returns what was done,
+    /// also if the run ended early.
+    ///
+    /// # Errors
+    /// The error of [`Problem::Ends`].
+    pub fn run(
+        mut self,
+        tell: &mut dyn FnMut(Event<'_, P::Name, P::Error>),
+    ) -> (Report, Result<(), P::Error>) {
+        let files = u32::try_from(self.search.files.len()).unwrap_or(u32::MAX);
+        let mut ended = Ok(());
+        for file in 0..files {
+            if !self.found(file).facts.is_target {
+                continue;
+            }
+            let before = self.search.report.deduped_bytes;
+            let done = self.share(file, tell);
+            let bytes = self.search.report.deduped_bytes - before;
+            if bytes > 0 {
+                tell(Event::Deduped { name: &self.found(file).name, bytes });
+            }
+            if let Err(problem) = done {
+                ended = self.leave(file, problem, tell);
+            }
+            if ended.is_err() {
+                break;
+            }
+        }
+        (self.search.report, ended)
+    }
+
+    fn found(&self, file: u32) -> &Found<P::Name> {
+        &self.search.files[file as usize]
+    }
+
+    /// Leaves a file alone from now on.
+    fn leave(
+        &mut self,
+        file: u32,
+        problem: Problem<P::Error>,
+        tell: &mut dyn FnMut(Event<'_, P::Name, P::Error>),
+    ) -> Result<(), P::Error> {
+        let name = &self.search.files[file as usize].name;
+        match problem {
+            Problem::Skip(skip) => {
+                self.search.report.skip(skip);
+                tell(Event::Skipped { name, skip });
+                self.unusable[file as usize] |= skip == Skip::Changed;
+            }
+            Problem::Failed(error) => tell(Event::Failed { name, error }),
+            Problem::Ends(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Shares the data of one target.
+    fn share(
+        &mut self,
+        target: u32,
+        tell: &mut dyn FnMut(Event<'_, P::Name, P::Error>),
+    ) -> Result<(), Problem<P::Error>> {
+        let blocks = self.found(target).blocks();
+        let mut at = blocks.start;
+        let mut opened: Option<P::File> = None;
+        let mut has_other_checksums = false;
+        let mut twins = Some(self.twins(target));
+        while at < blocks.end {
+            let sources = match &twins {
+                Some(twins) if !twins.is_empty() => {
+                    let at_same = |twin: &u32| self.found(*twin).blocks().start + at - blocks.start;
+                    twins.iter().map(at_same).collect()
+                }
+                _ => self.sources(at, &mut has_other_checksums),
+            };
+            if sources.is_empty() {
+                at += 1;
+                continue;
+            }
+            let file = match opened.take() {
+                Some(file) => file,
+                None => self.open_again(target)?,
+            };
+            let step = self.share_block(&file, at, &sources, tell)?;
+            opened = Some(file);
+            match step {
+                Step::On(blocks) => at += blocks.max(1),
+                Step::Leave => return Err(Problem::Skip(Skip::Changed)),
+            }
+            // A twin that was changed meanwhile is none.
+            if let Some(some) = &mut twins {
+                some.retain(|twin| !self.unusable[*twin as usize]);
+                if some.is_empty() {
+                    twins = None;
+                }
+            }
+        }
+        if has_other_checksums && opened.is_none() {
+            return Err(Problem::Skip(Skip::Checksums));
+        }
+        Ok(())
+    }
+
+    fn open_again(&self, file: u32) -> Result<P::File, Problem<P::Error>> {
+        let found = self.found(file);
+        let (opened, facts) = self.place.open(&found.name)?;
+        if facts.identity == found.facts.identity {
+            return Ok(opened);
+        }
+        Err(Problem::Skip(Skip::Changed))
+    }
+
+    /// Whether data of a file may be shared with a target. Tells of checksums that differ.
+    fn fits(&self, source: u32, target: &Facts, has_other_checksums: &mut bool) -> bool {
+        let facts = &self.found(source).facts;
+        let is_usable = !self.unusable[source as usize] && facts.filesystem == target.filesystem;
+        let has_same = facts.has_checksums == target.has_checksums;
+        *has_other_checksums |= is_usable && !has_same;
+        is_usable && has_same
+    }
+
+    /// Returns the files before the target with the same blocks and size.
+    fn twins(&self, target: u32) -> Vec<u32> {
+        let found = self.found(target);
+        if found.count == 0 {
+            return Vec::new();
+        }
+        let start = self.by_whole.partition_point(|file| self.found(*file).whole < found.whole);
+        let same = self.by_whole[start..].iter().copied();
+        let same =
+            same.take_while(|file| *file != target && self.found(*file).whole == found.whole);
+        let has_same_shape = |file: &u32| {
+            let other = self.found(*file);
+            (other.count, other.facts.size) == (found.count, found.facts.size)
+        };
+        let fitting = same.take(LOOKED_AT_MAX).filter(has_same_shape);
+        let fitting = fitting.filter(|file| self.fits(*file, &found.facts, &mut false));
+        fitting.take(SOURCES_MAX).collect()
+    }
+
+    /// Returns earlier blocks with the hash of a block.
+    fn sources(&self, block: usize, has_other_checksums: &mut bool) -> Vec<usize> {
+        let Block { hash, file, .. } = self.search.blocks[block];
+        let target = &self.found(file).facts;
+        let hash_of = |block: u32| self.search.blocks[block as usize].hash;
+        let start = self.by_hash.partition_point(|other| hash_of(*other) < hash);
+        let same = self.by_hash[start..].iter().map(|other| *other as usize);
+        let same = same.take_while(|other| *other != block);
+        let same = same.take_while(|other| self.search.blocks[*other].hash == hash);
+        let file_of = |block: usize| self.search.blocks[block].file;
+        let fitting = same
+            .take(LOOKED_AT_MAX)
+            .filter(|other| self.fits(file_of(*other), target, has_other_checksums));
+        fitting.take(SOURCES_MAX).collect()
+    }
+
+    /// Shares the run of equal blocks that begins at a block with one of the sources.
+    fn share_block(
+        &mut self,
+        file: &P::File,
+        target: usize,
+        sources: &[usize],
+        tell: &mut dyn FnMut(Event<'_, P::Name, P::Error>),
+    ) -> Result<Step, Problem<P::Error>> {
+        let mut best: Option<(usize, usize)> = None;
+        for source in sources {
+            let of = self.search.blocks[*source].file;
+            if let Err(problem) = self.open_source(of) {
+                self.unusable[of as usize] = true;
+                self.leave(of, problem, tell).map_err(Problem::Ends)?;
+                continue;
+            }
+            let run = self.run_of(*source, target);
+            if sources.len() > 1 && self.is_shared(file, *source, target)? {
+                best = Some((*source, run));
+                break;
+            }
+            if best.is_none_or(|(_, longest)| run > longest) {
+                best = Some((*source, run));
+            }
+        }
+        let Some((source, run)) = best else { return Ok(Step::On(1)) };
+        match self.share_run(file, source, target, run) {
+            Err(Problem::Skip(Skip::Changed)) => self.after_difference(source, target, run, tell),
+            shared => shared.map(|()| Step::On(run)),
+        }
+    }
+
+    /// Finds out which file has changed, after blocks with one hash were not equal.
+    fn after_difference(
+        &mut self,
+        source: usize,
+        target: usize,
+        run: usize,
+        tell: &mut dyn FnMut(Event<'_, P::Name, P::Error>),
+    ) -> Result<Step, Problem<P::Error>> {
+        let [source, target] = [source, target].map(|block| self.search.blocks[block].file);
+        if source != target && self.open_again(source).is_err() {
+            self.open.retain(|(file, _)| *file != source);
+            self.leave(source, Problem::Skip(Skip::Changed), tell).map_err(Problem::Ends)?;
+            return Ok(Step::On(run));
+        }
+        // Otherwise two hashes have collided.
+        Ok(if self.open_again(target).is_err() { Step::Leave } else { Step::On(run) })
+    }
+
+    /// Opens a source, unless it is open.
+    fn open_source(&mut self, file: u32) -> Result<(), Problem<P::Error>> {
+        if self.open.iter().any(|(open, _)| *open == file) {
+            return Ok(());
+        }
+        let opened = self.open_again(file)?;
+        if self.open.len() >= OPEN_MAX {
+            self.open.remove(0);
+        }
+        self.open.push((file, opened));
+        Ok(())
+    }
+
+    /// Returns the number of blocks from `target` on that are equal to those from `source` on, by
+    /// their hashes.
+    fn run_of(&self, source: usize, target: usize) -> usize {
+        let blocks = &self.search.blocks;
+        let (first_source, first_target) = (blocks[source], blocks[target]);
+        let is_same = first_source.file == first_target.file;
+        let continues = |first: Block, at: Option<&Block>, nth: u32| {
+            let at = at.filter(|block| block.file == first.file)?;
+            (first.number.checked_add(nth) == Some(at.number)).then_some(at.hash)
+        };
+        let mut run = 1;
+        loop {
+            let Ok(nth) = u32::try_from(run) else { return run };
+            if is_same && first_source.number.saturating_add(nth) >= first_target.number {
+                return run;
+            }
+            let hash = continues(first_source, blocks.get(source + run), nth);
+            if hash.is_none() || hash != continues(first_target, blocks.get(target + run), nth) {
+                return run;
+            }
+            run += 1;
+        }
+    }
+
+    /// Returns the offsets and the length of the ranges of a run of blocks.
+    fn range_of(&self, source: usize, target: usize, run: usize) -> (u64, u64, u64) {
+        let size = self.search.size.bytes();
+        let of = |block: usize| {
+            let Block { file, number, .. } = self.search.blocks[block];
+            let offset = u64::from(number) * size;
+            (offset, self.found(file).facts.size.saturating_sub(offset))
+        };
+        let ((from, source_rest), (to, target_rest)) = (of(source), of(target));
+        let bytes = (run as u64).saturating_mul(size).min(source_rest).min(target_rest);
+        let is_to_ends = bytes == source_rest && bytes == target_rest;
+        // Only after a collision of hashes are the last blocks of different lengths.
+        let bytes = if is_to_ends { bytes } else { bytes - bytes % crate::SECTOR_BYTES };
+        (from, to, bytes)
+    }
+
+    fn source_file(&self, block: usize) -> Result<&P::File, Problem<P::Error>> {
+        let file = self.search.blocks[block].file;
+        let open = self.open.iter().find(|(open, _)| *open == file);
+        open.map(|(_, opened)| opened).ok_or(Problem::Skip(Skip::Changed))
+    }
+
+    /// Returns whether all of a block that could be shared is.
+    fn is_shared(
+        &self,
+        file: &P::File,
+        source: usize,
+        target: usize,
+    ) -> Result<bool, Problem<P::Error>> {
+        let (from, to, bytes) = self.range_of(source, target, 1);
+        let source = extents_of(self.place, self.source_file(source)?, from..from + bytes)?;
+        let target = extents_of(self.place, file, to..to + bytes)?;
+        let parts = compare(&source, from, &target, to, bytes);
+        Ok(parts.unshared.is_empty() && parts.shared_bytes > 0)
+    }
+
+    /// Shares what a run of blocks does not share yet.
+    fn share_run(
+        &mut self,
+        file: &P::File,
+        source: usize,
+        target: usize,
+        run: usize,
+    ) -> Result<(), Problem<P::Error>> {
+        let (from, to, bytes) = self.range_of(source, target, run);
+        let source_file = self.source_file(source)?;
+        let (mut shared, mut deduped, mut done) = (0, 0, 0);
+        let mut result = Ok(());
+        while done < bytes && result.is_ok() {
+            let step = P::SHARE_BYTES_MAX.min(bytes - done);
+            let at = (from + done, to + done);
+            result = (|| {
+                let source = extents_of(self.place, source_file, at.0..at.0 + step)?;
+                let target = extents_of(self.place, file, at.1..at.1 + step)?;
+                let parts = compare(&source, at.0, &target, at.1, step);
+                shared += parts.shared_bytes;
+                for part in parts.unshared {
+                    let bytes = part.end - part.start;
+                    if self.is_dry {
+                        deduped += in_sectors(bytes);
+                        continue;
+                    }
+                    let places = ((source_file, at.0 + part.start), (file, at.1 + part.start));
+                    share_part(self.place, places, bytes, &mut deduped)?;
+                }
+                Ok(())
+            })();
+            done += step;
+        }
+        self.search.report.shared_bytes += shared;
+        self.search.report.deduped_bytes += deduped;
+        result
+    }
+}
+
+/// Shares one range, in as many requests as the filesystem needs.
+fn share_part<P: Place>(
+    place: &P,
+    ((source, from), (target, to)): ((&P::File, u64), (&P::File, u64)),
+    bytes: u64,
+    deduped: &mut u64,
+) -> Result<(), Problem<P::Error>> {
+    let mut done = 0;
+    while done < bytes {
+        match place.dedupe((source, from + done), (target, to + done), bytes - done)? {
+            Answer::Shared(0) | Answer::Differs => return Err(Problem::Skip(Skip::Changed)),
+            Answer::Shared(some) => {
+                let some = some.min(bytes - done);
+                *deduped += in_sectors(some);
+                done += some;
+            }
+        }
+    }
+    Ok(())
+}
