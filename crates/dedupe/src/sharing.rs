@@ -3,8 +3,9 @@
 //! 1. A file whose every block is equal to an earlier file's is shared with that one. Any other is
 //!    shared block by block; neighbouring blocks that are neighbours in the source, too, are one
 //!    range.
-//! 2. Of several sources, one that the target shares the block with already is taken: then nothing
-//!    is to be done. Otherwise the one with the longest run of equal blocks is taken.
+//! 2. Of several sources, one that the target shares the block with already is taken, for as many
+//!    blocks as are shared: then nothing is to be done. Otherwise the one with the longest run of
+//!    equal blocks is taken.
 //! 3. Every step of a file moves on by at least one block, and looks at [`LOOKED_AT_MAX`] sources at
 //!    most, so a run ends whatever the files and the answers are.
 //! 4. A file is opened again, and left alone if its identity is another one by then.
@@ -273,9 +274,12 @@ impl<'a, P: Place> Sharing<'a, P> {
                 continue;
             }
             let run = self.run_of(*source, target);
-            if sources.len() > 1 && self.is_shared(file, *source, target)? {
-                best = Some((*source, run));
-                break;
+            if sources.len() > 1 {
+                let shared = self.shared_blocks(file, *source, target, run)?;
+                if shared > 0 {
+                    best = Some((*source, shared));
+                    break;
+                }
             }
             if best.is_none_or(|(_, longest)| run > longest) {
                 best = Some((*source, run));
@@ -365,18 +369,26 @@ impl<'a, P: Place> Sharing<'a, P> {
         open.map(|(_, opened)| opened).ok_or(Problem::Skip(Skip::Changed))
     }
 
-    /// Returns whether all of a block that could be shared is.
-    fn is_shared(
+    /// Returns the number of blocks at the beginning of a run that share all they can.
+    fn shared_blocks(
         &self,
         file: &P::File,
         source: usize,
         target: usize,
-    ) -> Result<bool, Problem<P::Error>> {
-        let (from, to, bytes) = self.range_of(source, target, 1);
+        run: usize,
+    ) -> Result<usize, Problem<P::Error>> {
+        let (from, to, bytes) = self.range_of(source, target, run);
+        let size = self.search.size.bytes();
+        let bytes = bytes.min(P::SHARE_BYTES_MAX);
         let source = extents_of(self.place, self.source_file(source)?, from..from + bytes)?;
         let target = extents_of(self.place, file, to..to + bytes)?;
         let parts = compare(&source, from, &target, to, bytes);
-        Ok(parts.unshared.is_empty() && parts.shared_bytes > 0)
+        let blocks = match parts.unshared.first() {
+            Some(part) => part.start / size,
+            None if parts.shared_bytes > 0 => bytes.div_ceil(size),
+            None => 0,
+        };
+        Ok(usize::try_from(blocks).unwrap_or(run).min(run))
     }
 
     /// Shares what a run of blocks does not share yet.
