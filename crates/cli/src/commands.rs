@@ -8,6 +8,7 @@ mod chown;
 mod completions;
 mod cp;
 mod ctl;
+mod dedupe;
 mod export;
 mod filesystem;
 mod find;
@@ -71,6 +72,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Setfattr(args) => setfattr::run(global, args, out),
         Command::Getfattr(args) => getfattr::run(global, args, out),
         Command::Trim(args) => trim::run(global, args, out),
+        Command::Dedupe(args) => dedupe::run(global, args, out),
         Command::Subvolume(command) => subvolume::run(global, command, out),
         Command::Receive(args) => receive::run(global, args, out),
         Command::Send(args) => send::run(global, args, out),
