@@ -8,7 +8,8 @@
 //!    equal blocks is taken.
 //! 3. Every step of a file moves on by at least one block, and looks at [`LOOKED_AT_MAX`] sources at
 //!    most, so a run ends whatever the files and the answers are.
-//! 4. A file is opened again, and left alone if its identity is another one by then.
+//! 4. Of a file that may not be changed, what it could share is found out, and counted as skipped.
+//! 5. A file is opened again, and left alone if its identity is another one by then.
 
 use std::collections::BTreeMap;
 
@@ -113,14 +114,20 @@ impl<'a, P: Place> Sharing<'a, P> {
     ) -> (Report, Result<(), P::Error>) {
         let files = u32::try_from(self.search.files.len()).unwrap_or(u32::MAX);
         let mut ended = Ok(());
+        let is_dry = self.is_dry;
         for file in 0..files {
-            if !self.found(file).facts.is_target {
-                continue;
-            }
+            let is_target = self.found(file).facts.is_target;
+            self.is_dry = is_dry || !is_target;
             let before = self.search.report.deduped_bytes;
-            let done = self.share(file, tell);
+            let mut done = self.share(file, tell);
             let bytes = self.search.report.deduped_bytes - before;
-            if bytes > 0 {
+            if !is_target {
+                // Its data has copies, which stay.
+                self.search.report.deduped_bytes = before;
+                if bytes > 0 && done.is_ok() {
+                    done = Err(Problem::Skip(Skip::NotPermitted));
+                }
+            } else if bytes > 0 {
                 tell(Event::Deduped { name: &self.found(file).name, bytes });
             }
             if let Err(problem) = done {

@@ -7,10 +7,11 @@ use clap::Args;
 
 pub(super) const DEDUPE_HELP: &str = "\
 The first form deduplicates a volume that is not mounted: an image file or a device, as a whole with
-all subvolumes, or the files and directories named by PATH in it. All changes are in one
-transaction. The second form deduplicates directories of a mounted filesystem that has the call
-FIDEDUPERANGE: a mount of this program, the kernel's btrfs, xfs. An argument that is a directory
-selects it; so do two or more regular files of which the first holds no volume.
+all subvolumes, or the files and directories named by PATH in it. The volume must not be mounted or
+open in another process. All changes are in one transaction, unless they change more than 256 MiB of
+metadata. The second form deduplicates directories of a mounted filesystem that has the call
+FIDEDUPERANGE: a mount of this program, the kernel's btrfs, xfs. A first argument that is a
+directory selects it; so do two or more regular files of which the first holds no volume.
 
 Files are read, and the BLAKE3 hashes of their blocks are compared. Equal files share their data as
 a whole, others by equal blocks at multiples of the block size. A hash only nominates: the

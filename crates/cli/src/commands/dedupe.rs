@@ -168,7 +168,8 @@ impl<'a, N: Shown> Run<'a, N> {
 
     fn skipped(&self, path: &[u8], skip: Skip) {
         if self.options.global.verbose {
-            stderr_line(&format!("{}: skipped: {}", text::escaped(path), skip.reason()));
+            let line = format!("{}: skipped: {}", text::escaped(path), skip.reason());
+            self.progress.hide_while(|| stderr_line(&line));
         }
     }
 

@@ -386,6 +386,12 @@ impl Door {
     /// Returns the root directory of the subvolume that a descriptor of the caller leads to
     /// (law 4).
     fn source(&self, request: &Request<'_>, fd: u64) -> ErrnoResult<FileId> {
+        let id = self.file_of_descriptor(request, fd)?;
+        if id.is_subvolume_root() { Ok(id) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Returns the file that a descriptor of the caller leads to (law 4).
+    pub(super) fn file_of_descriptor(&self, request: &Request<'_>, fd: u64) -> ErrnoResult<FileId> {
         let process = caller::directory(request.header.pid).ok_or(Errno::EPERM)?;
         let path = process.join(format!("fd/{fd}"));
         let is_open = std::fs::symlink_metadata(&path).is_ok();
@@ -398,8 +404,7 @@ impl Door {
         if self.device_number != Some(device) {
             return Err(Errno::EXDEV);
         }
-        let id = self.file_id(node)?;
-        if id.is_subvolume_root() { Ok(id) } else { Err(Errno::EINVAL) }
+        self.file_id(node)
     }
 
     /// Returns whether the caller or this process sees a mount of the volume with this id. The
@@ -425,7 +430,7 @@ impl Door {
     }
 
     /// Checks that the caller may change the volume through the mounts that it sees (law 6).
-    fn may_change(&self, request: &Request<'_>) -> ErrnoResult<()> {
+    pub(super) fn may_change(&self, request: &Request<'_>) -> ErrnoResult<()> {
         let Some(device) = self.device_number else { return Ok(()) };
         // A caller that cannot be read sees no mount that is known to be writable.
         let mounts = mounts::read_of_device(request.header.pid, device);

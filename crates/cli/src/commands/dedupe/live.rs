@@ -122,6 +122,11 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
     if root.file.is_some() {
         let name = Name { root: number, path: root.path.clone() };
         let opened = live.open_below(root, &name.path);
+        if opened.as_ref().err() == Some(&Errno::LOOP) {
+            let why = "is a symbolic link, which is not followed";
+            run.failed(&Failure::new(text::escaped(&name.path()), why));
+            return Ok(());
+        }
         return add(live, run, name, opened);
     }
     let again = openat(&root.dir, ".", OPEN | OFlags::DIRECTORY, Mode::empty());
@@ -140,9 +145,9 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
             continue;
         };
         let path = level.path.child(name.clone());
-        let is_candidate =
-            matches!(kind, FileType::Directory | FileType::RegularFile | FileType::Unknown);
-        if !is_candidate {
+        // A device is not even opened.
+        let kind = if kind == FileType::Unknown { kind_at(&level.dir, &name) } else { kind };
+        if !matches!(kind, FileType::Directory | FileType::RegularFile) {
             continue;
         }
         let opened = openat(&level.dir, OsStr::from_bytes(&name), OPEN, Mode::empty());
@@ -158,6 +163,13 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
         }
     }
     Ok(())
+}
+
+/// Returns the kind of an entry whose directory does not tell it.
+fn kind_at(dir: &OwnedFd, name: &[u8]) -> FileType {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let found = statx(dir, OsStr::from_bytes(name), flags, StatxFlags::TYPE);
+    found.map_or(FileType::Unknown, |found| kind_of(&found))
 }
 
 /// Visits a directory next.
