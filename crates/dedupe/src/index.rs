@@ -58,9 +58,9 @@ impl Index {
     /// [`IndexError`], by law 1.
     pub fn read(from: impl Read, size: BlockSize) -> Result<Self, IndexError> {
         let mut input = Input { from, hasher: blake3::Hasher::new() };
-        let magic = input.array().map_err(|error| match error {
-            IndexError::Damaged { .. } => IndexError::Foreign,
-            other => other,
+        let magic = input.array().map_err(|error| {
+            // A file that ends before is of another kind.
+            if matches!(error, IndexError::Damaged { .. }) { IndexError::Foreign } else { error }
         })?;
         if magic != *MAGIC {
             return Err(IndexError::Foreign);
@@ -159,9 +159,11 @@ impl<R: Read> Input<R> {
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), IndexError> {
-        self.from.read_exact(bytes).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => IndexError::Damaged { what: "it is cut off" },
-            _ => IndexError::Io(error),
+        self.from.read_exact(bytes).map_err(|error| {
+            if error.kind() == io::ErrorKind::UnexpectedEof {
+                return IndexError::Damaged { what: "it is cut off" };
+            }
+            IndexError::Io(error)
         })
     }
 

@@ -18,11 +18,11 @@
 //!    inline. What shares its extents already is not deduplicated again, and not counted as saved.
 //! 4. A file that is changed, removed or refused during the run is skipped and counted. Only the
 //!    place ends a run ([`Problem::Ends`]).
-//! 5. Memory is bounded by the number of blocks with data ([`BLOCK_MEMORY_BYTES`]) and of files, and
-//!    does not depend on the sizes of sparse files.
+//! 5. Memory is bounded by the numbers of files and of blocks with data ([`BLOCK_MEMORY_BYTES`]),
+//!    and does not depend on the sizes of sparse files.
 //!
-//! It knows nothing of btrfs, opens no files by itself, and prints nothing. A [`Place`] is where the
-//! files are: a volume that is not mounted, or a directory of a mounted filesystem.
+//! It knows nothing of btrfs, opens no files by itself, and prints nothing. A [`Place`] is where
+//! the files are: a volume that is not mounted, or a directory of a mounted filesystem.
 
 mod hashes;
 mod index;
@@ -39,4 +39,4 @@ pub use place::{
     Answer, DataExtent, Facts, Identity, Location, Place, Problem, SECTOR_BYTES, Skip,
 };
 pub use search::{BLOCK_MEMORY_BYTES, Search, TooMuch};
-pub use sharing::{Event, Report, Sharing};
+pub use sharing::{Event, Report, Sharing, Tell};

@@ -136,7 +136,7 @@ pub enum Problem<E> {
 /// The answer of a filesystem to a request to share data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// So many bytes from the beginning were equal, and are shared now. May be fewer than asked for.
+    /// So many bytes from the beginning were equal, and are shared now: all, or fewer.
     Shared(u64),
     /// The bytes differ, and nothing has changed.
     Differs,
@@ -179,8 +179,8 @@ pub trait Place {
         from: u64,
     ) -> Result<Vec<DataExtent>, Problem<Self::Error>>;
 
-    /// Compares `bytes` bytes of two files, at most [`Self::SHARE_BYTES_MAX`], and if they are equal,
-    /// lets the target share the extents of the source. The offsets are multiples of
+    /// Compares `bytes` bytes of two files, at most [`Self::SHARE_BYTES_MAX`], and if they are
+    /// equal, lets the target share the extents of the source. The offsets are multiples of
     /// [`SECTOR_BYTES`], and so is the length, unless both ranges end with their files.
     ///
     /// # Errors

@@ -113,7 +113,7 @@ mod unit {
         assert_eq!(parts.unshared, [4096..8192, 12288..16384]);
         // The parts of one range, whatever the borders of extents.
         let target = [at(0, 4096, 5 << 20), at(4096, 4096, 9 << 20), at(8192, 4096, 1)];
-        assert_eq!(compare(&source, 0, &target, 0, 8192).unshared, [0..8192]);
+        assert_eq!(compare(&source, 0, &target, 0, 8192).unshared, vec![(0..8192)]);
         // The middle of one extent is the beginning of another.
         let parts = compare(&source, 4096, &[at(0, 4096, (1 << 20) + 4096)], 0, 4096);
         assert_eq!((parts.shared_bytes, parts.unshared.len()), (4096, 0));
@@ -137,10 +137,10 @@ mod unit {
     fn the_end_counts_in_sectors_and_inline_data_is_left_alone() {
         let one = [at(0, 5000, 0)];
         assert_eq!(compare(&one, 0, &one, 0, 5000).shared_bytes, 8192);
-        assert_eq!(compare(&one, 0, &[at(0, 5000, 1 << 30)], 0, 5000).unshared, [0..5000]);
+        assert_eq!(compare(&one, 0, &[at(0, 5000, 1 << 30)], 0, 5000).unshared, vec![(0..5000)]);
         let inline = [DataExtent { offset: 0, bytes: 4096, location: Location::Inline }];
         assert_eq!(compare(&one, 0, &inline, 0, 4096), Parts::default());
         let buffered = [DataExtent { offset: 0, bytes: 4096, location: Location::Buffered }];
-        assert_eq!(compare(&buffered, 0, &buffered, 0, 4096).unshared, [0..4096]);
+        assert_eq!(compare(&buffered, 0, &buffered, 0, 4096).unshared, vec![(0..4096)]);
     }
 }

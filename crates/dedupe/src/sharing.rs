@@ -6,8 +6,8 @@
 //! 2. Of several sources, one that the target shares the block with already is taken, for as many
 //!    blocks as are shared: then nothing is to be done. Otherwise the one with the longest run of
 //!    equal blocks is taken.
-//! 3. Every step of a file moves on by at least one block, and looks at [`LOOKED_AT_MAX`] sources at
-//!    most, so a run ends whatever the files and the answers are.
+//! 3. Every step of a file moves on by at least one block, and looks at most at [`LOOKED_AT_MAX`]
+//!    sources, so a run ends whatever the files and the answers are.
 //! 4. Of a file that may not be changed, what it could share is found out, and counted as skipped.
 //! 5. A file is opened again, and left alone if its identity is another one by then.
 
@@ -59,6 +59,9 @@ pub enum Event<'a, N, E> {
     Failed { name: &'a N, error: E },
 }
 
+/// Is called with what happens to files.
+pub type Tell<'a, P> = dyn FnMut(Event<'_, <P as Place>::Name, <P as Place>::Error>) + 'a;
+
 /// What a step of a target left to do.
 enum Step {
     /// Go on so many blocks further.
@@ -108,10 +111,7 @@ impl<'a, P: Place> Sharing<'a, P> {
     ///
     /// # Errors
     /// The error of [`Problem::Ends`].
-    pub fn run(
-        mut self,
-        tell: &mut dyn FnMut(Event<'_, P::Name, P::Error>),
-    ) -> (Report, Result<(), P::Error>) {
+    pub fn run(mut self, tell: &mut Tell<'_, P>) -> (Report, Result<(), P::Error>) {
         let files = u32::try_from(self.search.files.len()).unwrap_or(u32::MAX);
         let mut ended = Ok(());
         let is_dry = self.is_dry;
@@ -149,7 +149,7 @@ impl<'a, P: Place> Sharing<'a, P> {
         &mut self,
         file: u32,
         problem: Problem<P::Error>,
-        tell: &mut dyn FnMut(Event<'_, P::Name, P::Error>),
+        tell: &mut Tell<'_, P>,
     ) -> Result<(), P::Error> {
         let name = &self.search.files[file as usize].name;
         match problem {
@@ -165,11 +165,7 @@ impl<'a, P: Place> Sharing<'a, P> {
     }
 
     /// Shares the data of one target.
-    fn share(
-        &mut self,
-        target: u32,
-        tell: &mut dyn FnMut(Event<'_, P::Name, P::Error>),
-    ) -> Result<(), Problem<P::Error>> {
+    fn share(&mut self, target: u32, tell: &mut Tell<'_, P>) -> Result<(), Problem<P::Error>> {
         let blocks = self.found(target).blocks();
         let mut at = blocks.start;
         let mut opened: Option<P::File> = None;
@@ -270,7 +266,7 @@ impl<'a, P: Place> Sharing<'a, P> {
         file: &P::File,
         target: usize,
         sources: &[usize],
-        tell: &mut dyn FnMut(Event<'_, P::Name, P::Error>),
+        tell: &mut Tell<'_, P>,
     ) -> Result<Step, Problem<P::Error>> {
         let mut best: Option<(usize, usize)> = None;
         for source in sources {
@@ -305,7 +301,7 @@ impl<'a, P: Place> Sharing<'a, P> {
         source: usize,
         target: usize,
         run: usize,
-        tell: &mut dyn FnMut(Event<'_, P::Name, P::Error>),
+        tell: &mut Tell<'_, P>,
     ) -> Result<Step, Problem<P::Error>> {
         let [source, target] = [source, target].map(|block| self.search.blocks[block].file);
         if source != target && self.open_again(source).is_err() {
@@ -424,8 +420,9 @@ impl<'a, P: Place> Sharing<'a, P> {
                         deduped += in_sectors(bytes);
                         continue;
                     }
-                    let places = ((source_file, at.0 + part.start), (file, at.1 + part.start));
-                    share_part(self.place, places, bytes, &mut deduped)?;
+                    let from = (source_file, at.0 + part.start);
+                    let to = (file, at.1 + part.start);
+                    share_part(self.place, from, to, bytes, &mut deduped)?;
                 }
                 Ok(())
             })();
@@ -440,7 +437,8 @@ impl<'a, P: Place> Sharing<'a, P> {
 /// Shares one range, in as many requests as the filesystem needs.
 fn share_part<P: Place>(
     place: &P,
-    ((source, from), (target, to)): ((&P::File, u64), (&P::File, u64)),
+    (source, from): (&P::File, u64),
+    (target, to): (&P::File, u64),
     bytes: u64,
     deduped: &mut u64,
 ) -> Result<(), Problem<P::Error>> {

@@ -24,6 +24,8 @@ struct Model {
     has_no_checksums: bool,
 }
 
+type Hook = Box<dyn Fn(&Memory)>;
+
 /// Files in memory, and the sectors that they refer to.
 #[derive(Default)]
 struct Memory {
@@ -32,7 +34,7 @@ struct Memory {
     next: Cell<u64>,
     read: Cell<u64>,
     /// Called with the number of the request before each request.
-    before_dedupe: RefCell<Option<Box<dyn Fn(&Memory)>>>,
+    before_dedupe: RefCell<Option<Hook>>,
     /// Most bytes that one request shares.
     short: Cell<u64>,
     extents_max: Cell<usize>,
@@ -172,7 +174,7 @@ impl Place for Memory {
 
     fn read(&self, file: &usize, at: u64, buf: &mut [u8]) -> Result<usize, Problem<String>> {
         let contents = self.contents(*file);
-        let rest = contents.get(at as usize..).unwrap_or_default();
+        let rest = contents.get(index(at)..).unwrap_or_default();
         // Reads are short, too.
         let bytes = rest.len().min(buf.len()).min(50_000);
         buf[..bytes].copy_from_slice(&rest[..bytes]);
@@ -218,7 +220,7 @@ impl Place for Memory {
         let bytes = bytes.min(self.short.get());
         let part = |(file, at): (&usize, u64)| {
             let contents = self.contents(*file);
-            contents.get(at as usize..(at + bytes) as usize).map(<[u8]>::to_vec)
+            contents.get(index(at)..index(at + bytes)).map(<[u8]>::to_vec)
         };
         let Some(want) = part(source) else { return Ok(Answer::Differs) };
         if part(target) != Some(want) {
@@ -229,8 +231,8 @@ impl Place for Memory {
         let is_to_ends =
             [source, target].iter().all(|(file, at)| at + bytes == files[**file].bytes as u64);
         assert!(bytes.is_multiple_of(SECTOR_BYTES) || is_to_ends);
-        for sector in 0..bytes.div_ceil(SECTOR_BYTES) as usize {
-            let at = |offset: u64| offset as usize / SECTOR + sector;
+        for sector in 0..index(bytes.div_ceil(SECTOR_BYTES)) {
+            let at = |offset: u64| index(offset) / SECTOR + sector;
             let address = files[*source.0].sectors[at(source.1)];
             assert!(address.is_some(), "no hole is shared");
             let to = &mut files[*target.0].sectors[at(target.1)];
@@ -239,6 +241,10 @@ impl Place for Memory {
         }
         Ok(Answer::Shared(bytes))
     }
+}
+
+fn index(offset: u64) -> usize {
+    usize::try_from(offset).expect("files in memory")
 }
 
 /// A generator of numbers (splitmix64).
@@ -254,7 +260,7 @@ impl Seed {
     }
 
     fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
+        index(self.next() % end as u64)
     }
 }
 
@@ -346,7 +352,8 @@ fn every_copy_of_a_block_but_one_is_saved() {
 fn holes_stay_and_what_is_between_them_is_shared() {
     let memory = Memory::new();
     let mut contents = file_of(&[1, 2]);
-    // Sector 1 is zeros: stored in the first file, a hole in the second. Sector 6 is a hole in both.
+    // Sector 1 is zeros: stored in the first file, a hole in the second. Sector 6 is a hole in
+    // both.
     for sector in [1, 6] {
         contents[sector * SECTOR..][..SECTOR].fill(0);
     }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! struct fiemap                                          struct fiemap_extent, 56 bytes each
-//! 0       8        16      20       24      28     32    0        8         16      40
-//! | start | length | flags | mapped | count | res. | ... | logical | physical | length | res. | flags
+//! 0       8        16      20       24      28     32  0         8          16       24     40
+//! | start | length | flags | mapped | count | res. | | logical | physical | length | res. | flags
 //!
 //! struct file_dedupe_range            struct file_dedupe_range_info, 32 bytes, one here
 //! 0        8        16      18     24     32       40      48      52
@@ -105,9 +105,9 @@ pub fn extents(fd: BorrowedFd<'_>, from: u64) -> io::Result<Vec<FileExtent>> {
 /// of the source. The filesystem may stop early.
 ///
 /// # Errors
-/// `EPERM` if the caller may neither write to the target nor owns it; `EOPNOTSUPP` or `ENOTTY` where
-/// the filesystem has no such call; `EXDEV` for two filesystems; `EINVAL` for a range that is not
-/// aligned or ends after a file, and for data with and without checksums.
+/// `EPERM` if the caller may neither write to the target nor owns it; `EOPNOTSUPP` or `ENOTTY`
+/// where the filesystem has no such call; `EXDEV` for two filesystems; `EINVAL` for a range that is
+/// not aligned or ends after a file, and for data with and without checksums.
 pub fn dedupe(
     source: (BorrowedFd<'_>, u64),
     target: (BorrowedFd<'_>, u64),

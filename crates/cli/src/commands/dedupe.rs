@@ -204,7 +204,7 @@ impl<'a, N: Shown> Run<'a, N> {
             }
         };
         let (report, ended) = Sharing::new(place, search, options.is_dry).run(&mut tell);
-        Ok(Done { report, ended, done })
+        Ok(Done { report, ended, completion: done })
     }
 }
 
@@ -213,7 +213,7 @@ struct Done {
     report: Report,
     /// Why it ended early.
     ended: Result<(), Failure>,
-    done: Completion,
+    completion: Completion,
 }
 
 impl Done {
@@ -230,7 +230,7 @@ impl Done {
             summary(&self.report, options.is_dry, out)
         };
         self.ended?;
-        self.done.after(printed)
+        self.completion.after(printed)
     }
 }
 

@@ -71,7 +71,7 @@ fn random_volume(seed: u64) -> (Volume, BTreeMap<String, Vec<u8>>) {
     let tree = volume.dir.path().join("tree");
     let mut files = BTreeMap::new();
     for at in 0..30 {
-        let kinds: Vec<u64> = (0..1 + random.below(12)).map(|_| random.next() % 7).collect();
+        let kinds: Vec<u64> = (0..=random.below(12)).map(|_| random.next() % 7).collect();
         let mut bytes = contents(&kinds);
         // Files end anywhere, and none is small enough to be stored inline.
         bytes.truncate(bytes.len() - random.below(2) * random.below(BLOCK - SECTOR));

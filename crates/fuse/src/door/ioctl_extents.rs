@@ -3,15 +3,14 @@
 //! | call | caller | effect |
 //! |---|---|---|
 //! | `FS_IOC_FIEMAP`, sized | any caller | returns extents, as many as fit |
-//! | `FIDEDUPERANGE`, sized | law 2 | compares two ranges, and lets equal ones share their extents |
+//! | `FIDEDUPERANGE`, sized | law 2 | compares two ranges; equal ones share their extents then |
 //!
 //! 1. The VFS answers both calls itself where the number is the kernel's. These have the kernel's
 //!    structures under numbers that state the size of all of it
 //!    ([`extent_calls`](butternut_sys::extent_calls)).
 //! 2. The VFS checks nothing here. The caller must be able to read the source, which is the file of
-//!    the call, or the answer would tell of its bytes. It must own the target, which is a descriptor
-//!    of the caller, or be able to write to it. The target changes as by a write, so a mount that
-//!    is read-only to the caller refuses it.
+//!    the call, or the answer would tell of its bytes. It must own the target, a descriptor of its
+//!    own, or be able to write to it. Nothing is shared through a read-only mount.
 //! 3. As in the kernel, what is wrong with the target is its status, and the call succeeds.
 //! 4. Both calls may read much, so their replies are deferred.
 //! 5. Data that the kernel has cached and not sent is newer than what is compared and shared; it is

@@ -121,7 +121,7 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
     let root = &live.roots[number];
     if root.file.is_some() {
         let name = Name { root: number, path: root.path.clone() };
-        let opened = live.open_below(root, &name.path);
+        let opened = Live::open_below(root, &name.path);
         if opened.as_ref().err() == Some(&Errno::LOOP) {
             let why = "is a symbolic link, which is not followed";
             run.failed(&Failure::new(text::escaped(&name.path()), why));
@@ -236,7 +236,7 @@ fn kind_of(stat: &Statx) -> FileType {
 
 impl Live {
     /// Opens a file below an argument (law 1).
-    fn open_below(&self, root: &Root, path: &WalkPath) -> Result<OwnedFd, Errno> {
+    fn open_below(root: &Root, path: &WalkPath) -> Result<OwnedFd, Errno> {
         let below: PathBuf = match &root.file {
             Some(file) => PathBuf::from(file),
             None => path.names().iter().map(|name| OsStr::from_bytes(name)).collect(),
@@ -327,7 +327,7 @@ impl Place for Live {
     type Error = Failure;
 
     fn open(&self, name: &Name) -> Result<(OpenFile, Facts), Problem<Failure>> {
-        let opened = self.open_below(&self.roots[name.root], &name.path);
+        let opened = Self::open_below(&self.roots[name.root], &name.path);
         let found = opened.and_then(|fd| Ok((stat(&fd)?, fd)));
         match found {
             Ok((stat, fd)) => {

@@ -153,13 +153,12 @@ impl Volume<'_> {
     fn facts(&self, stat: &Stat) -> butternut::Result<Facts> {
         let id = stat.id;
         let known = self.read_only.borrow().get(&id.subvolume).copied();
-        let is_read_only = match known {
-            Some(known) => known,
-            None => {
-                let found = self.filesystem.subvolume(id.subvolume)?.read_only;
-                self.read_only.borrow_mut().insert(id.subvolume, found);
-                found
-            }
+        let is_read_only = if let Some(known) = known {
+            known
+        } else {
+            let found = self.filesystem.subvolume(id.subvolume)?.read_only;
+            self.read_only.borrow_mut().insert(id.subvolume, found);
+            found
         };
         let has = |flag: InodeFlags| stat.flags & flag.0 != 0;
         let times = [stat.mtime, stat.ctime, stat.btime];
