@@ -8,7 +8,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use serde_json::Value;
 
 use super::change::Volume;
-use super::command::run;
+use super::command::{run, shell};
+use super::image::kernel_tests_enabled;
+use butternut_undo::MountGuard;
 
 const SECTOR: usize = 4096;
 const BLOCK: usize = 16 << 10;
@@ -132,6 +134,29 @@ fn every_copy_is_saved_to_the_byte_and_a_second_run_reads_nothing() {
     assert_eq!(number(&third, "deduplicated_bytes"), 3 * BLOCK as u64);
     assert_eq!(used(&volume), want);
     check(&volume);
+}
+
+/// The kernel reads what the files held before, and its own count of the space is ours.
+#[test]
+fn the_kernel_sees_every_byte_and_the_saving() {
+    if !kernel_tests_enabled("the_kernel_sees_every_byte_and_the_saving") {
+        return;
+    }
+    let (volume, files) = random_volume(11);
+    let want = best(&files, used(&volume));
+    volume.ok(&format!("-q dedupe --block {BLOCK} VOL"));
+    let at = volume.dir.path().join("at");
+    fs::create_dir(&at).unwrap();
+    let guard = MountGuard::before_mount(&at).unwrap();
+    let (image, tree) = (volume.image.display(), volume.dir.path().join("tree"));
+    shell(&format!("mount -o loop,ro {image} {}", at.display()));
+    shell(&format!("diff -r --no-dereference {} {}", tree.display(), at.display()));
+    let counted = shell(&format!("btrfs filesystem du -s --raw {} | tail -1", at.display()));
+    let columns: Vec<u64> =
+        counted.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let &[_, exclusive, shared] = columns.as_slice() else { panic!("{counted}") };
+    assert_eq!(exclusive + shared, want, "{counted}");
+    guard.unmount().unwrap();
 }
 
 #[test]

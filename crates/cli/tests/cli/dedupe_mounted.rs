@@ -1,9 +1,15 @@
 //! `dedupe` of a mounted volume: the same script on a mount of ours and on one of the kernel, with
 //! the same results. Both volumes are checked at the end.
 
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::thread;
+
+use butternut_undo::MountGuard;
+
 use super::command::{butternut, command, run};
 use super::image::kernel_tests_enabled;
-use butternut_undo::MountGuard;
 
 /// A program for commands and a mount point: prints what each command did, without what differs
 /// from mount to mount.
@@ -101,24 +107,32 @@ fn script(mountpoint: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Makes a volume, mounts it with the command, runs the script and unmounts. Returns what was
-/// printed, and the bytes of data that are left.
-fn outcome(mount: impl Fn(&str, &str), unmount: impl Fn(&str)) -> (String, String) {
+/// Mounts a new volume by the kernel or by ours with these options, calls `run_on` with the mount
+/// point, unmounts and checks it. Returns the result, and the bytes of data that are left.
+fn on_mount<R>(is_kernel: bool, options: &str, run_on: impl FnOnce(&str) -> R) -> (R, String) {
     let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
     let (image, at) = (scratch.path().join("volume.img"), scratch.path().join("at"));
-    std::fs::create_dir(&at).unwrap();
+    fs::create_dir(&at).unwrap();
     let _guard = MountGuard::before_mount(&at).unwrap();
     let _inner = MountGuard::before_mount(&at.join("dir/other")).unwrap();
     let (image, at) = (image.to_str().unwrap(), at.to_str().unwrap());
     // Other users pass through.
     run("chmod", &["755", scratch.path().to_str().unwrap()].map(AsRef::as_ref));
     butternut(&["mkfs", "--size", "512M", image]).ok();
-    mount(image, at);
-    let printed = script(at);
-    unmount(at);
+    if is_kernel {
+        run("mount", &["-o", &format!("loop{options}"), image, at].map(AsRef::as_ref));
+    } else {
+        butternut(&["mount", "-o", &format!("allow_other{options}"), image, at]).ok();
+    }
+    let result = run_on(at);
+    if is_kernel {
+        run("umount", &[at].map(AsRef::as_ref));
+    } else {
+        butternut(&["umount", at]).ok();
+    }
     run("btrfs", &["check", "--check-data-csum", image].map(AsRef::as_ref));
     let used = butternut(&["filesystem", "du", "-s", image, "/"]).ok();
-    (printed, used)
+    (result, used)
 }
 
 #[test]
@@ -126,28 +140,92 @@ fn a_mount_of_ours_deduplicates_as_the_kernels_does() {
     if !kernel_tests_enabled("a_mount_of_ours_deduplicates_as_the_kernels_does") {
         return;
     }
-    for compress in [false, true] {
-        let (options, more) =
-            if compress { (",compress=zstd", ",compress=zstd") } else { ("", "") };
-        let (kernel, used_kernel) = outcome(
-            |image, at| {
-                run("mount", &["-o", &format!("loop{options}"), image, at].map(AsRef::as_ref));
-            },
-            |at| {
-                run("umount", &[at].map(AsRef::as_ref));
-            },
-        );
-        let (ours, used_ours) = outcome(
-            |image, at| {
-                butternut(&["mount", "-o", &format!("allow_other{more}"), image, at]).ok();
-            },
-            |at| {
-                butternut(&["umount", at]).ok();
-            },
-        );
-        assert_eq!(ours, kernel, "compress: {compress}");
+    for options in ["", ",compress=zstd"] {
+        let (kernel, used_kernel) = on_mount(true, options, script);
+        let (ours, used_ours) = on_mount(false, options, script);
+        assert_eq!(ours, kernel, "options: {options}");
         assert_eq!(used_ours, used_kernel);
         assert!(kernel.contains("all bytes are the same"), "{kernel}");
         assert!(kernel.lines().count() > 60, "{kernel}");
     }
+}
+
+/// Writes to files, truncates and removes them, so many times. Returns what each file holds.
+fn change_files(at: &Path, count: u64) -> Vec<Vec<u8>> {
+    const BLOCK: usize = 64 << 10;
+    let mut files: Vec<Vec<u8>> = vec![Vec::new(); 5];
+    for step in 0..count {
+        // The multipliers have no factor in common with the numbers of files, places and kinds.
+        let file = usize::try_from(step * 7 % 5).unwrap();
+        let (path, bytes) = (at.join(format!("f{file}")), &mut files[file]);
+        let changed = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+        let changed = changed.unwrap();
+        match step % 11 {
+            10 => {
+                fs::remove_file(&path).unwrap();
+                bytes.clear();
+            }
+            3 | 7 => {
+                let length = bytes.len() * usize::try_from(step % 4).unwrap() / 5;
+                changed.set_len(length as u64).unwrap();
+                bytes.truncate(length);
+            }
+            _ => {
+                let from = usize::try_from(step * 5 % 12).unwrap() * BLOCK;
+                let block = vec![u8::try_from(step * 3 % 4 + 1).unwrap(); BLOCK];
+                changed.write_all_at(&block, from as u64).unwrap();
+                bytes.resize(bytes.len().max(from + BLOCK), 0);
+                bytes[from..from + BLOCK].copy_from_slice(&block);
+            }
+        }
+    }
+    files
+}
+
+#[test]
+fn files_that_change_meanwhile_keep_what_was_written() {
+    if !kernel_tests_enabled("files_that_change_meanwhile_keep_what_was_written") {
+        return;
+    }
+    let count = if std::env::var_os("BUTTERNUT_LONG").is_some() { 100_000 } else { 1500 };
+    for is_kernel in [true, false] {
+        on_mount(is_kernel, "", |at| {
+            let path = Path::new(at).to_owned();
+            let writer = thread::spawn(move || change_files(&path, count));
+            while !writer.is_finished() {
+                butternut(&["-q", "dedupe", "--block", "64K", at]).ok();
+            }
+            let files = writer.join().unwrap();
+            butternut(&["-q", "dedupe", "--block", "64K", at]).ok();
+            for (number, want) in files.iter().enumerate() {
+                let got = fs::read(Path::new(at).join(format!("f{number}"))).unwrap_or_default();
+                assert!(got == *want, "f{number}, kernel: {is_kernel}");
+            }
+        });
+    }
+}
+
+/// Any filesystem with the call: the free space tells of the saving.
+#[test]
+fn xfs_is_deduplicated_too() {
+    if !kernel_tests_enabled("xfs_is_deduplicated_too") {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (image, at) = (scratch.path().join("xfs.img"), scratch.path().join("at"));
+    fs::create_dir(&at).unwrap();
+    fs::File::create(&image).unwrap().set_len(400 << 20).unwrap();
+    let guard = MountGuard::before_mount(&at).unwrap();
+    run("mkfs.xfs", &["-q".as_ref(), image.as_os_str()]);
+    run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_os_str(), at.as_os_str()]);
+    let bytes: Vec<u8> = (0..500_000_u32).flat_map(|at| (at ^ at << 11).to_le_bytes()).collect();
+    for name in ["a", "b"] {
+        fs::write(at.join(name), &bytes).unwrap();
+    }
+    let said = butternut(&["dedupe".as_ref(), at.as_os_str()]).ok();
+    assert!(said.contains("\ndeduplicated: 1.91MiB (2002944 bytes)\n"), "{said}");
+    let again = butternut(&["dedupe".as_ref(), at.as_os_str()]).ok();
+    assert!(again.contains("\nshared before: 1.91MiB (2002944 bytes)\n"), "{again}");
+    assert!(fs::read(at.join("b")).unwrap() == bytes);
+    guard.unmount().unwrap();
 }
