@@ -2,10 +2,12 @@
 //! the same results. Both volumes are checked at the end.
 
 use std::fs::{self, OpenOptions};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 
+use butternut_sys::extent_calls::{dedupe, extents};
 use butternut_undo::MountGuard;
 
 use super::command::{butternut, command, run};
@@ -203,6 +205,77 @@ fn files_that_change_meanwhile_keep_what_was_written() {
             }
         });
     }
+}
+
+/// Returns the answers to calls with ranges of all kinds, and the extents of the files. Where a
+/// range is shortened to whole sectors, the kernel returns the length that it was asked for, so no
+/// such call is among them.
+fn answers(at: &str) -> Vec<String> {
+    const BYTES: u64 = 65536;
+    let path = |name: &str| Path::new(at).join(name);
+    let sparse = [vec![1; 8192], vec![0; 8192], vec![2; 1000]].concat();
+    let contents: [(&str, &[u8]); 4] =
+        [("a", &[1; 65536]), ("b", &[1; 65536]), ("c", &sparse), ("small", b"inline")];
+    for (name, bytes) in contents {
+        fs::write(path(name), bytes).unwrap();
+    }
+    run(
+        "fallocate",
+        &["-p", "-o", "8192", "-l", "8192", path("c").to_str().unwrap()].map(AsRef::as_ref),
+    );
+    run("fallocate", &["-l", "65536", path("prealloc").to_str().unwrap()].map(AsRef::as_ref));
+    let open = |name: &str| fs::File::open(path(name)).unwrap();
+    let (a, b, c, other) =
+        (open("a"), open("b"), open("c"), fs::File::open("/etc/passwd").unwrap());
+    let directory = open(".");
+    let mut answers = Vec::new();
+    let mut call = |from: (&fs::File, u64), to: (&fs::File, u64), bytes: u64| {
+        let answer = dedupe((from.0.as_fd(), from.1), (to.0.as_fd(), to.1), bytes);
+        answers.push(format!("{:?}", answer.map_err(|error| error.raw_os_error())));
+    };
+    call((&a, 0), (&b, 0), BYTES);
+    call((&a, 0), (&b, 0), BYTES);
+    call((&a, 0), (&b, 0), 0);
+    call((&a, 0), (&c, 0), 8192);
+    call((&a, 0), (&c, 0), 16384);
+    call((&a, 0), (&a, 0), 4096);
+    call((&a, 0), (&a, 8192), 8192);
+    call((&a, 1), (&b, 0), 4096);
+    call((&a, 0), (&b, 4096), BYTES);
+    call((&a, 4096), (&b, 0), BYTES);
+    call((&a, 0), (&b, 0), u64::MAX);
+    call((&a, 0), (&other, 0), 4096);
+    call((&a, 0), (&directory, 0), 4096);
+    for name in ["a", "b", "c", "small", "prealloc"] {
+        const SHARED: u32 = 0x2000;
+        let file = open(name);
+        let length = file.metadata().unwrap().len();
+        for from in [0, 4096, 12288, 1 << 20] {
+            let found = extents(file.as_fd(), from).unwrap();
+            let ends = |extent: &butternut_sys::extent_calls::FileExtent| {
+                // The kernel returns the first extent from its own beginning, and the last one to
+                // the end of its last sector.
+                let end = (extent.offset + extent.bytes).min(length);
+                (extent.offset.max(from), end, extent.flags & !SHARED)
+            };
+            let found: Vec<_> = found.iter().map(ends).collect();
+            answers.push(format!("{name} {from} {found:?}"));
+        }
+    }
+    answers
+}
+
+#[test]
+fn a_mount_of_ours_answers_the_calls_as_the_kernel_does() {
+    if !kernel_tests_enabled("a_mount_of_ours_answers_the_calls_as_the_kernel_does") {
+        return;
+    }
+    let (kernel, _) = on_mount(true, "", answers);
+    let (ours, _) = on_mount(false, "", answers);
+    for (ours, kernel) in ours.iter().zip(&kernel) {
+        assert_eq!(ours, kernel);
+    }
+    assert_eq!(ours.len(), kernel.len());
 }
 
 /// Any filesystem with the call: the free space tells of the saving.

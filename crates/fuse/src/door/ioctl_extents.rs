@@ -112,8 +112,14 @@ impl Door {
         let target = self.file_of_descriptor(request, fd)?;
         self.may_change(request)?;
         let stat = self.filesystem.stat(target)?;
-        if stat.kind != FileKind::File {
-            return Err(Errno::EINVAL);
+        match stat.kind {
+            FileKind::File => {}
+            FileKind::Directory => return Err(Errno::EISDIR),
+            FileKind::Symlink
+            | FileKind::CharDevice
+            | FileKind::BlockDevice
+            | FileKind::Fifo
+            | FileKind::Socket => return Err(Errno::EINVAL),
         }
         if caller::is_owner(&request.header, stat.uid) || self.is_administrator(request) {
             return Ok(target);
