@@ -213,9 +213,10 @@ fn files_that_change_meanwhile_keep_what_was_written() {
 fn answers(at: &str) -> Vec<String> {
     const BYTES: u64 = 65536;
     let path = |name: &str| Path::new(at).join(name);
+    let whole = vec![1; 65536];
     let sparse = [vec![1; 8192], vec![0; 8192], vec![2; 1000]].concat();
     let contents: [(&str, &[u8]); 4] =
-        [("a", &[1; 65536]), ("b", &[1; 65536]), ("c", &sparse), ("small", b"inline")];
+        [("a", &whole), ("b", &whole), ("c", &sparse), ("small", b"inline")];
     for (name, bytes) in contents {
         fs::write(path(name), bytes).unwrap();
     }
