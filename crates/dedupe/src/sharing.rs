@@ -313,9 +313,13 @@ impl<'a, P: Place> Sharing<'a, P> {
         Ok(if self.open_again(target).is_err() { Step::Leave } else { Step::On(run) })
     }
 
-    /// Opens a source, unless it is open.
+    /// Opens a source, unless it is open. It is the last one to be closed then, so the sources of
+    /// one block stay open together.
     fn open_source(&mut self, file: u32) -> Result<(), Problem<P::Error>> {
-        if self.open.iter().any(|(open, _)| *open == file) {
+        const { assert!(SOURCES_MAX <= OPEN_MAX) };
+        if let Some(at) = self.open.iter().position(|(open, _)| *open == file) {
+            let open = self.open.remove(at);
+            self.open.push(open);
             return Ok(());
         }
         let opened = self.open_again(file)?;

@@ -349,6 +349,23 @@ fn every_copy_of_a_block_but_one_is_saved() {
 }
 
 #[test]
+fn a_source_stays_open_while_others_of_its_block_are_opened() {
+    const GROUPS: u64 = 16; // OPEN_MAX of `sharing`
+    let memory = Memory::new();
+    for _ in 0..3 {
+        for kind in 1..=GROUPS {
+            memory.add(&file_of(&[kind]), &[]);
+        }
+    }
+    let want = memory.used_at_best();
+    let (dry, _) = memory.run(Index::default(), true);
+    let (report, _) = memory.run(Index::default(), false);
+    assert_eq!(report.deduped_bytes, 2 * GROUPS * BLOCK as u64);
+    assert_eq!(dry, report);
+    assert_eq!(memory.used(), want);
+}
+
+#[test]
 fn holes_stay_and_what_is_between_them_is_shared() {
     let memory = Memory::new();
     let mut contents = file_of(&[1, 2]);
