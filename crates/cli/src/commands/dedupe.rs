@@ -19,10 +19,11 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use butternut_dedupe::{
-    BlockSize, Event, Facts, Identity, Index, Place, Problem, Report, Search, Sharing, Skip,
+    BlockSize, Event, Facts, Identity, Place, Problem, Report, Search, Sharing, Skip,
 };
 use butternut_format::super_block::{COPY_OFFSETS, MAGIC};
 
+use self::index_file::IndexFile;
 use super::progress::Progress;
 use crate::args::{DedupeArgs, GlobalArgs, parse_bytes};
 use crate::failure::{Completion, Failure, Outcome};
@@ -90,6 +91,7 @@ trait Shown {
 struct Run<'a, N> {
     options: &'a Options<'a>,
     search: Search<N>,
+    index: Option<IndexFile>,
     progress: Progress,
     /// Files that have several names, or may be found below several arguments.
     known: HashSet<Identity>,
@@ -102,13 +104,13 @@ impl<'a, N: Shown> Run<'a, N> {
     /// # Errors
     /// Fails if the index is refused.
     fn begin(options: &'a Options<'a>) -> Result<Self, Failure> {
-        let index = match options.index {
-            Some(path) => index_file::read(path, options.block)?,
-            None => Index::default(),
-        };
+        let read = options.index.map(|path| index_file::read(path, options.block)).transpose()?;
+        let (earlier, index) =
+            read.map_or_else(Default::default, |(earlier, index)| (earlier, Some(index)));
         Ok(Self {
             options,
-            search: Search::new(options.block, index),
+            search: Search::new(options.block, earlier),
+            index,
             progress: Progress::new(options.global),
             known: HashSet::new(),
             done: Completion::Success,
@@ -182,10 +184,10 @@ impl<'a, N: Shown> Run<'a, N> {
     where
         P: Place<Name = N, Error = Failure>,
     {
-        let Self { options, search, progress, mut done, .. } = self;
+        let Self { options, search, index, progress, mut done, .. } = self;
         progress.finish();
-        if let Some(path) = options.index {
-            index_file::write(path, &search)?;
+        if let Some(index) = index {
+            index.write(&search)?;
         }
         let is_verbose = options.global.verbose;
         let mut tell = |event: Event<'_, N, Failure>| match event {

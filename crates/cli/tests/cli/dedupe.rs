@@ -3,12 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::Stdio;
 
 use serde_json::Value;
 
 use super::change::Volume;
-use super::command::{run, shell};
+use super::command::{command, run, shell};
 use super::image::kernel_tests_enabled;
 use butternut_undo::MountGuard;
 
@@ -256,6 +258,63 @@ fn what_is_no_index_is_refused_and_stays() {
     });
     assert_eq!(left.count(), 0);
     volume.ok("dedupe --index good VOL");
+}
+
+/// The command is held in its search: it cannot print more than a pipe holds.
+#[test]
+fn what_took_the_name_of_the_index_meanwhile_is_not_replaced() {
+    for is_link in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let deep = (0..499).fold(at("tree"), |path, _| path.join("d"));
+        fs::create_dir_all(&deep).unwrap();
+        for child in 0..300 {
+            fs::create_dir(deep.join(child.to_string())).unwrap();
+        }
+        fs::write(at("precious"), "no index").unwrap();
+        let mut child = command()
+            .arg("dedupe")
+            .arg("--index")
+            .arg(at("index"))
+            .arg(at("tree"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut messages = child.stderr.take().unwrap();
+        messages.read_exact(&mut [0]).unwrap();
+        // The index was read (there was none), and the search goes on.
+        if is_link {
+            symlink(at("precious"), at("index")).unwrap();
+        } else {
+            fs::rename(at("precious"), at("index")).unwrap();
+        }
+        messages.read_to_end(&mut Vec::new()).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        let kept = if is_link { at("precious") } else { at("index") };
+        assert_eq!(fs::read(kept).unwrap(), b"no index", "link: {is_link}");
+    }
+}
+
+#[test]
+fn an_index_that_was_replaced_by_another_file_or_is_a_dangling_link_stays() {
+    let volume = Volume::new();
+    volume.write("/a", &contents(&[1]));
+    let path = |name: &str| volume.dir.path().join(name);
+    symlink("missing", path("link")).unwrap();
+    let message = volume.failure("dedupe --index link VOL");
+    assert!(message.starts_with("link: is a symbolic link to a file that"), "{message}");
+    assert!(!path("missing").exists());
+    // A link to an index stays, and the index that it names is replaced.
+    volume.ok("dedupe --index good VOL");
+    fs::create_dir(path("dir")).unwrap();
+    symlink("../good", path("dir/link")).unwrap();
+    volume.write("/b", &contents(&[2]));
+    let before = fs::read(path("good")).unwrap();
+    volume.ok("dedupe --index dir/link VOL");
+    assert!(path("dir/link").is_symlink());
+    assert!(fs::read(path("good")).unwrap() != before);
+    assert_eq!(fs::read_dir(path("dir")).unwrap().count(), 1);
 }
 
 #[test]
