@@ -279,6 +279,29 @@ fn a_mount_of_ours_answers_the_calls_as_the_kernel_does() {
     assert_eq!(ours.len(), kernel.len());
 }
 
+/// A user without permission for what is mounted below an argument gets no message of it.
+#[test]
+fn what_is_mounted_below_an_argument_is_not_opened() {
+    if !kernel_tests_enabled("what_is_mounted_below_an_argument_is_not_opened") {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let closed = scratch.path().join("tree/closed");
+    std::fs::create_dir_all(&closed).unwrap();
+    run("chmod", &["755", scratch.path().to_str().unwrap()].map(AsRef::as_ref));
+    let _guard = MountGuard::before_mount(&closed).unwrap();
+    run(
+        "mount",
+        &["-t", "tmpfs", "-o", "mode=700", "none", closed.to_str().unwrap()].map(AsRef::as_ref),
+    );
+    let mut user = std::process::Command::new("setpriv");
+    user.args(["--reuid=12345", "--regid=12345", "--clear-groups"]).arg(command().get_program());
+    let output = user.arg("dedupe").arg(scratch.path().join("tree")).output().unwrap();
+    run("umount", &[closed.as_os_str()]);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0));
+}
+
 /// Any filesystem with the call: the free space tells of the saving.
 #[test]
 fn xfs_is_deduplicated_too() {

@@ -3,7 +3,8 @@
 //! 1. Every file is opened without following symlinks and without waiting, and only regular files
 //!    are read: a directory that another user changes meanwhile leads to no device, no FIFO and
 //!    nowhere else. A file is opened again below the directory of its argument, in the same way.
-//! 2. What is mounted below an argument is not entered. Subvolumes of btrfs are.
+//! 2. What is mounted below an argument is neither entered nor opened, as it may belong to another
+//!    user, or to a server that does not answer. Subvolumes of btrfs are entered.
 //! 3. What the user may not write to and does not own is a source only, and so is a file of a
 //!    read-only subvolume. What the kernel refuses all the same is skipped.
 //! 4. A file that was changed so recently that its times might not tell of another change is not
@@ -46,6 +47,10 @@ const OPEN: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY)
     .union(OFlags::CLOEXEC);
+
+/// How names below the directory of an argument are resolved (laws 1 and 2).
+const BELOW: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 /// The path of a file below an argument, which is its first part.
 struct Name {
@@ -130,8 +135,8 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
         return add(live, run, name, opened);
     }
     let again = openat(&root.dir, ".", OPEN | OFlags::DIRECTORY, Mode::empty());
-    let (top, mount) = match again.and_then(|dir| Ok((stat(&root.dir)?, dir))) {
-        Ok((stat, dir)) => (dir, stat.stx_mnt_id),
+    let top = match again {
+        Ok(dir) => dir,
         Err(errno) => {
             run.failed(&Failure::io(text::escaped(&root.path.bytes()), &errno.into()));
             return Ok(());
@@ -150,11 +155,12 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
         if !matches!(kind, FileType::Directory | FileType::RegularFile) {
             continue;
         }
-        let opened = openat(&level.dir, OsStr::from_bytes(&name), OPEN, Mode::empty());
+        let name = OsStr::from_bytes(&name);
+        let opened = openat2(&level.dir, name, OPEN, Mode::empty(), BELOW);
         let found = opened.and_then(|fd| Ok((stat(&fd)?, fd)));
         match found {
             // Law 2.
-            Ok((found, _)) if found.stx_mnt_id != mount => {}
+            Err(Errno::XDEV) => {}
             Ok((found, fd)) if kind_of(&found) == FileType::Directory => {
                 enter(run, &mut levels, fd, path);
             }
@@ -206,8 +212,9 @@ fn add(
     });
     let (fd, stat) = match found {
         Ok(found) => found,
-        // It was removed, or replaced by a symlink.
-        Err(Errno::NOENT | Errno::LOOP) => {
+        // It was removed, or replaced by a symlink, or a process that has a lease on it is about to
+        // change it.
+        Err(Errno::NOENT | Errno::LOOP | Errno::AGAIN) => {
             run.skip(&name.path(), Skip::Changed);
             return Ok(());
         }
@@ -237,12 +244,14 @@ fn kind_of(stat: &Statx) -> FileType {
 impl Live {
     /// Opens a file below an argument (law 1).
     fn open_below(root: &Root, path: &WalkPath) -> Result<OwnedFd, Errno> {
-        let below: PathBuf = match &root.file {
-            Some(file) => PathBuf::from(file),
-            None => path.names().iter().map(|name| OsStr::from_bytes(name)).collect(),
-        };
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        openat2(&root.dir, below, OPEN, Mode::empty(), resolve)
+        if let Some(file) = &root.file {
+            // A mount point may be an argument.
+            let resolve = BELOW.difference(ResolveFlags::NO_XDEV);
+            return openat2(&root.dir, file, OPEN, Mode::empty(), resolve);
+        }
+        let names = path.names();
+        let below: PathBuf = names.iter().map(|name| OsStr::from_bytes(name)).collect();
+        openat2(&root.dir, below, OPEN, Mode::empty(), BELOW)
     }
 
     fn facts(&self, fd: &OwnedFd, stat: &Statx) -> Facts {
@@ -334,6 +343,8 @@ impl Place for Live {
                 let facts = self.facts(&fd, &stat);
                 Ok((OpenFile { fd, path: name.path.clone() }, facts))
             }
+            // A filesystem was mounted there meanwhile.
+            Err(Errno::XDEV) => Err(Problem::Skip(Skip::Changed)),
             Err(errno) => Err(Self::problem(&name.path, &errno.into())),
         }
     }
