@@ -184,7 +184,8 @@ pub trait Place {
     /// [`SECTOR_BYTES`], and so is the length, unless both ranges end with their files.
     ///
     /// # Errors
-    /// Those of the filesystem. A refusal concerns the target.
+    /// Those of the filesystem. [`Skip::Refused`] concerns the two files together, and every other
+    /// [`Skip`] the target. [`Problem::Failed`] may concern either.
     fn dedupe(
         &self,
         source: (&Self::File, u64),

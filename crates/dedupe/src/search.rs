@@ -48,6 +48,11 @@ impl<N> Found<N> {
         let start = self.start as usize;
         start..start + self.count as usize
     }
+
+    /// Files of different groups share no data: the filesystem, and whether there are checksums.
+    pub(crate) fn group(&self) -> (u64, bool) {
+        (self.facts.filesystem, self.facts.has_checksums)
+    }
 }
 
 /// Files whose blocks are hashed, before any of them is deduplicated.

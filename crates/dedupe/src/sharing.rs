@@ -6,17 +6,22 @@
 //! 2. Of several sources, one that the target shares the block with already is taken, for as many
 //!    blocks as are shared: then nothing is to be done. Otherwise the one with the longest run of
 //!    equal blocks is taken.
-//! 3. Every step of a file moves on by at least one block, and looks at most at [`LOOKED_AT_MAX`]
-//!    sources, so a run ends whatever the files and the answers are.
+//! 3. Every step of a file moves on by at least one block or gives up a source for good, and looks
+//!    at no more than [`LOOKED_AT_MAX`] sources, so a run ends whatever the files and the answers
+//!    are.
 //! 4. Of a file that may not be changed, what it could share is found out, and counted as skipped.
 //! 5. A file is opened again, and left alone if its identity is another one by then.
+//! 6. A source whose data is refused for a target is none for that target any more, and one that
+//!    cannot be read is none for any. The next source is taken then.
 
 use std::collections::BTreeMap;
 
-use crate::place::{Answer, Facts, Place, Problem, Skip};
+use crate::place::{Answer, Place, Problem, Skip};
 use crate::ranges::{compare, extents_of, in_sectors};
 use crate::search::{Block, Found, Search};
 
+/// Bytes that are read at once to find out which file cannot be read.
+const READ_BYTES: usize = 256 << 10;
 /// Maximum number of sources of a block that are compared, and of those that are looked at.
 const SOURCES_MAX: usize = 8;
 const LOOKED_AT_MAX: usize = 64;
@@ -66,8 +71,17 @@ pub type Tell<'a, P> = dyn FnMut(Event<'_, <P as Place>::Name, <P as Place>::Err
 enum Step {
     /// Go on so many blocks further.
     On(usize),
+    /// Go on so many blocks further, maybe none, with one source less.
+    Without(usize),
     /// The target is left alone.
     Leave,
+}
+
+/// Why a target got no data of equal blocks.
+#[derive(Clone, Copy, Default)]
+struct Missed {
+    has_other_checksums: bool,
+    is_refused: bool,
 }
 
 /// The second part of a run, after all files are found.
@@ -75,12 +89,15 @@ pub struct Sharing<'a, P: Place> {
     place: &'a P,
     search: Search<P::Name>,
     is_dry: bool,
-    /// Numbers of blocks, by hash, and among equal hashes by the rank of the file.
+    /// Numbers of blocks, by hash, among equal hashes by the group of the file, and then by its
+    /// rank.
     by_hash: Vec<u32>,
-    /// Numbers of files with blocks, by the hash of the whole and by rank.
+    /// Numbers of files with blocks, by the hash of the whole, by group and by rank.
     by_whole: Vec<u32>,
     /// Files that are no sources: they were changed, or cannot be opened.
     unusable: Vec<bool>,
+    /// Files that the filesystem refused as sources of the current target.
+    refused: Vec<u32>,
     open: Vec<(u32, P::File)>,
 }
 
@@ -88,7 +105,10 @@ impl<'a, P: Place> Sharing<'a, P> {
     /// Sorts what a search has found. With `is_dry`, nothing is changed.
     pub fn new(place: &'a P, mut search: Search<P::Name>, is_dry: bool) -> Self {
         search.end();
-        let rank = |file: u32| (search.files[file as usize].facts.is_target, file);
+        let rank = |file: u32| {
+            let found = &search.files[file as usize];
+            (found.group(), found.facts.is_target, file)
+        };
         let of_block = |block: u32| {
             let found: Block = search.blocks[block as usize];
             (found.hash, rank(found.file), block)
@@ -103,7 +123,8 @@ impl<'a, P: Place> Sharing<'a, P> {
         let mut by_whole: Vec<u32> = (0..files).filter(has_blocks).collect();
         by_whole.sort_unstable_by_key(|file| of_whole(*file));
         let unusable = vec![false; search.files.len()];
-        Self { place, search, is_dry, by_hash, by_whole, unusable, open: Vec::new() }
+        let (refused, open) = (Vec::new(), Vec::new());
+        Self { place, search, is_dry, by_hash, by_whole, unusable, refused, open }
     }
 
     /// Shares the data of all targets. `tell` is called with what happens. Returns what was done,
@@ -169,15 +190,17 @@ impl<'a, P: Place> Sharing<'a, P> {
         let blocks = self.found(target).blocks();
         let mut at = blocks.start;
         let mut opened: Option<P::File> = None;
-        let mut has_other_checksums = false;
-        let mut twins = Some(self.twins(target));
+        let mut missed = Missed::default();
+        self.refused.clear();
+        let mut twins = self.twins(target);
         while at < blocks.end {
-            let sources = match &twins {
-                Some(twins) if !twins.is_empty() => {
-                    let at_same = |twin: &u32| self.found(*twin).blocks().start + at - blocks.start;
-                    twins.iter().map(at_same).collect()
-                }
-                _ => self.sources(at, &mut has_other_checksums),
+            // A twin that was changed or refused meanwhile is none.
+            twins.retain(|twin| self.is_source(*twin));
+            let sources = if twins.is_empty() {
+                self.sources(at, &mut missed)
+            } else {
+                let at_same = |twin: &u32| self.found(*twin).blocks().start + at - blocks.start;
+                twins.iter().map(at_same).collect()
             };
             if sources.is_empty() {
                 at += 1;
@@ -191,17 +214,15 @@ impl<'a, P: Place> Sharing<'a, P> {
             opened = Some(file);
             match step {
                 Step::On(blocks) => at += blocks.max(1),
+                Step::Without(blocks) if self.refused.len() < LOOKED_AT_MAX => at += blocks,
+                Step::Without(_) => return Err(Problem::Skip(Skip::Refused)),
                 Step::Leave => return Err(Problem::Skip(Skip::Changed)),
             }
-            // A twin that was changed meanwhile is none.
-            if let Some(some) = &mut twins {
-                some.retain(|twin| !self.unusable[*twin as usize]);
-                if some.is_empty() {
-                    twins = None;
-                }
-            }
         }
-        if has_other_checksums && opened.is_none() {
+        if missed.is_refused {
+            return Err(Problem::Skip(Skip::Refused));
+        }
+        if missed.has_other_checksums && opened.is_none() {
             return Err(Problem::Skip(Skip::Checksums));
         }
         Ok(())
@@ -216,13 +237,9 @@ impl<'a, P: Place> Sharing<'a, P> {
         Err(Problem::Skip(Skip::Changed))
     }
 
-    /// Whether data of a file may be shared with a target. Tells of checksums that differ.
-    fn fits(&self, source: u32, target: &Facts, has_other_checksums: &mut bool) -> bool {
-        let facts = &self.found(source).facts;
-        let is_usable = !self.unusable[source as usize] && facts.filesystem == target.filesystem;
-        let has_same = facts.has_checksums == target.has_checksums;
-        *has_other_checksums |= is_usable && !has_same;
-        is_usable && has_same
+    /// Whether data of a file may be shared with the current target, if they are in one group.
+    fn is_source(&self, file: u32) -> bool {
+        !self.unusable[file as usize] && !self.refused.contains(&file)
     }
 
     /// Returns the files before the target with the same blocks and size.
@@ -231,33 +248,49 @@ impl<'a, P: Place> Sharing<'a, P> {
         if found.count == 0 {
             return Vec::new();
         }
-        let start = self.by_whole.partition_point(|file| self.found(*file).whole < found.whole);
+        let want = (found.whole, found.group());
+        let key = |file: u32| (self.found(file).whole, self.found(file).group());
+        let start = self.by_whole.partition_point(|file| key(*file) < want);
         let same = self.by_whole[start..].iter().copied();
-        let same =
-            same.take_while(|file| *file != target && self.found(*file).whole == found.whole);
+        let same = same.take_while(|file| *file != target && key(*file) == want);
         let has_same_shape = |file: &u32| {
             let other = self.found(*file);
             (other.count, other.facts.size) == (found.count, found.facts.size)
         };
         let fitting = same.take(LOOKED_AT_MAX).filter(has_same_shape);
-        let fitting = fitting.filter(|file| self.fits(*file, &found.facts, &mut false));
-        fitting.take(SOURCES_MAX).collect()
+        fitting.filter(|file| self.is_source(*file)).take(SOURCES_MAX).collect()
+    }
+
+    /// Returns the blocks with the hash of a block in files of a group, in the order of ranks.
+    fn same_blocks(&self, hash: u64, group: (u64, bool)) -> impl Iterator<Item = usize> + '_ {
+        let key = move |block: u32| {
+            let found = self.search.blocks[block as usize];
+            (found.hash, self.found(found.file).group())
+        };
+        let start = self.by_hash.partition_point(|block| key(*block) < (hash, group));
+        let same = self.by_hash[start..].iter().copied();
+        same.take_while(move |block| key(*block) == (hash, group)).map(|block| block as usize)
     }
 
     /// Returns earlier blocks with the hash of a block.
-    fn sources(&self, block: usize, has_other_checksums: &mut bool) -> Vec<usize> {
+    fn sources(&self, block: usize, missed: &mut Missed) -> Vec<usize> {
         let Block { hash, file, .. } = self.search.blocks[block];
-        let target = &self.found(file).facts;
-        let hash_of = |block: u32| self.search.blocks[block as usize].hash;
-        let start = self.by_hash.partition_point(|other| hash_of(*other) < hash);
-        let same = self.by_hash[start..].iter().map(|other| *other as usize);
-        let same = same.take_while(|other| *other != block);
-        let same = same.take_while(|other| self.search.blocks[*other].hash == hash);
+        let (filesystem, has_checksums) = self.found(file).group();
         let file_of = |block: usize| self.search.blocks[block].file;
-        let fitting = same
-            .take(LOOKED_AT_MAX)
-            .filter(|other| self.fits(file_of(*other), target, has_other_checksums));
-        fitting.take(SOURCES_MAX).collect()
+        let rank = |file: u32| (self.found(file).facts.is_target, file);
+        let other = self.same_blocks(hash, (filesystem, !has_checksums)).map(file_of);
+        let mut other = other.take_while(|other| rank(*other) < rank(file)).take(LOOKED_AT_MAX);
+        missed.has_other_checksums |= other.any(|other| !self.unusable[other as usize]);
+        let same = self.same_blocks(hash, (filesystem, has_checksums));
+        let same = same.take_while(|other| *other != block).take(LOOKED_AT_MAX);
+        let mut is_refused = false;
+        let fitting = same.filter(|other| {
+            is_refused |= self.refused.contains(&file_of(*other));
+            self.is_source(file_of(*other))
+        });
+        let sources: Vec<usize> = fitting.take(SOURCES_MAX).collect();
+        missed.is_refused |= is_refused && sources.is_empty();
+        sources
     }
 
     /// Shares the run of equal blocks that begins at a block with one of the sources.
@@ -278,10 +311,20 @@ impl<'a, P: Place> Sharing<'a, P> {
             }
             let run = self.run_of(*source, target);
             if sources.len() > 1 {
-                let shared = self.shared_blocks(file, *source, target, run)?;
-                if shared > 0 {
-                    best = Some((*source, shared));
-                    break;
+                match self.shared_blocks(file, *source, target, run) {
+                    Ok(0) => {}
+                    Ok(shared) => {
+                        best = Some((*source, shared));
+                        break;
+                    }
+                    Err(problem) => {
+                        return self.after_problem(
+                            file,
+                            (*source, target, run),
+                            (0, problem),
+                            tell,
+                        );
+                    }
                 }
             }
             if best.is_none_or(|(_, longest)| run > longest) {
@@ -290,9 +333,55 @@ impl<'a, P: Place> Sharing<'a, P> {
         }
         let Some((source, run)) = best else { return Ok(Step::On(1)) };
         match self.share_run(file, source, target, run) {
-            Err(Problem::Skip(Skip::Changed)) => self.after_difference(source, target, run, tell),
-            shared => shared.map(|()| Step::On(run)),
+            Ok(()) => Ok(Step::On(run)),
+            Err(failed) => self.after_problem(file, (source, target, run), failed, tell),
         }
+    }
+
+    /// Goes on after a run of blocks was not shared, or only its first bytes were (law 6).
+    fn after_problem(
+        &mut self,
+        file: &P::File,
+        (source, target, run): (usize, usize, usize),
+        (done, problem): (u64, Problem<P::Error>),
+        tell: &mut Tell<'_, P>,
+    ) -> Result<Step, Problem<P::Error>> {
+        let of = self.search.blocks[source].file;
+        let blocks = usize::try_from(done / self.search.size.bytes()).unwrap_or(run).min(run);
+        match problem {
+            Problem::Skip(Skip::Changed) => self.after_difference(source, target, run, tell),
+            Problem::Skip(Skip::Refused) => {
+                self.refused.push(of);
+                Ok(Step::Without(blocks))
+            }
+            Problem::Failed(error) => {
+                let (from, to, bytes) = self.range_of(source, target, run);
+                if let Err(problem) = self.read_all(self.source_file(source)?, from, bytes) {
+                    self.unusable[of as usize] = true;
+                    self.leave(of, problem, tell).map_err(Problem::Ends)?;
+                    return Ok(Step::Without(blocks));
+                }
+                if let Err(problem) = self.read_all(file, to, bytes) {
+                    self.unusable[self.search.blocks[target].file as usize] = true;
+                    return Err(problem);
+                }
+                Err(Problem::Failed(error))
+            }
+            problem @ (Problem::Skip(_) | Problem::Ends(_)) => Err(problem),
+        }
+    }
+
+    /// Reads a range of a file, up to its end.
+    fn read_all(&self, file: &P::File, from: u64, bytes: u64) -> Result<(), Problem<P::Error>> {
+        let mut buf = vec![0; READ_BYTES];
+        let (mut at, end) = (from, from.saturating_add(bytes));
+        while at < end {
+            match self.place.read(file, at, &mut buf)? {
+                0 => break,
+                read => at += read as u64,
+            }
+        }
+        Ok(())
     }
 
     /// Finds out which file has changed, after blocks with one hash were not equal.
@@ -331,7 +420,7 @@ impl<'a, P: Place> Sharing<'a, P> {
     }
 
     /// Returns the number of blocks from `target` on that are equal to those from `source` on, by
-    /// their hashes.
+    /// their hashes, as far as one request reaches.
     fn run_of(&self, source: usize, target: usize) -> usize {
         let blocks = &self.search.blocks;
         let (first_source, first_target) = (blocks[source], blocks[target]);
@@ -340,9 +429,13 @@ impl<'a, P: Place> Sharing<'a, P> {
             let at = at.filter(|block| block.file == first.file)?;
             (first.number.checked_add(nth) == Some(at.number)).then_some(at.hash)
         };
+        let blocks_max = P::SHARE_BYTES_MAX / self.search.size.bytes();
         let mut run = 1;
         loop {
             let Ok(nth) = u32::try_from(run) else { return run };
+            if u64::from(nth) >= blocks_max {
+                return run;
+            }
             if is_same && first_source.number.saturating_add(nth) >= first_target.number {
                 return run;
             }
@@ -398,38 +491,45 @@ impl<'a, P: Place> Sharing<'a, P> {
         Ok(usize::try_from(blocks).unwrap_or(run).min(run))
     }
 
-    /// Shares what a run of blocks does not share yet.
+    /// Shares what a run of blocks does not share yet. A failure tells how many bytes of the run
+    /// are done.
     fn share_run(
         &mut self,
         file: &P::File,
         source: usize,
         target: usize,
         run: usize,
-    ) -> Result<(), Problem<P::Error>> {
+    ) -> Result<(), (u64, Problem<P::Error>)> {
         let (from, to, bytes) = self.range_of(source, target, run);
-        let source_file = self.source_file(source)?;
+        let source_file = self.source_file(source).map_err(|problem| (0, problem))?;
         let (mut shared, mut deduped, mut done) = (0, 0, 0);
         let mut result = Ok(());
         while done < bytes && result.is_ok() {
             let step = P::SHARE_BYTES_MAX.min(bytes - done);
             let at = (from + done, to + done);
+            let mut reached = 0;
             result = (|| {
                 let source = extents_of(self.place, source_file, at.0..at.0 + step)?;
                 let target = extents_of(self.place, file, at.1..at.1 + step)?;
                 let parts = compare(&source, at.0, &target, at.1, step);
-                shared += parts.shared_bytes;
                 for part in parts.unshared {
                     let bytes = part.end - part.start;
+                    reached = part.start;
                     if self.is_dry {
                         deduped += in_sectors(bytes);
                         continue;
                     }
                     let from = (source_file, at.0 + part.start);
                     let to = (file, at.1 + part.start);
-                    share_part(self.place, from, to, bytes, &mut deduped)?;
+                    let (some, part_shared) = share_part(self.place, from, to, bytes);
+                    reached += some;
+                    deduped += in_sectors(some);
+                    part_shared?;
                 }
+                shared += parts.shared_bytes;
                 Ok(())
-            })();
+            })()
+            .map_err(|problem| (done + reached, problem));
             done += step;
         }
         self.search.report.shared_bytes += shared;
@@ -438,24 +538,22 @@ impl<'a, P: Place> Sharing<'a, P> {
     }
 }
 
-/// Shares one range, in as many requests as the filesystem needs.
+/// Shares one range, in as many requests as the filesystem needs. Returns how many bytes are done.
 fn share_part<P: Place>(
     place: &P,
     (source, from): (&P::File, u64),
     (target, to): (&P::File, u64),
     bytes: u64,
-    deduped: &mut u64,
-) -> Result<(), Problem<P::Error>> {
+) -> (u64, Result<(), Problem<P::Error>>) {
     let mut done = 0;
     while done < bytes {
-        match place.dedupe((source, from + done), (target, to + done), bytes - done)? {
-            Answer::Shared(0) | Answer::Differs => return Err(Problem::Skip(Skip::Changed)),
-            Answer::Shared(some) => {
-                let some = some.min(bytes - done);
-                *deduped += in_sectors(some);
-                done += some;
+        match place.dedupe((source, from + done), (target, to + done), bytes - done) {
+            Ok(Answer::Shared(0) | Answer::Differs) => {
+                return (done, Err(Problem::Skip(Skip::Changed)));
             }
+            Ok(Answer::Shared(some)) => done += some.min(bytes - done),
+            Err(problem) => return (done, Err(problem)),
         }
     }
-    Ok(())
+    (done, Ok(()))
 }

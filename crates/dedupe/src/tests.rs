@@ -38,6 +38,11 @@ struct Memory {
     /// Most bytes that one request shares.
     short: Cell<u64>,
     extents_max: Cell<usize>,
+    /// A file that is refused as a source, or else cannot be read once a request has failed.
+    bad_source: Cell<Option<(usize, bool)>>,
+    is_damaged: Cell<bool>,
+    /// Number of files that failed.
+    failed: Cell<u64>,
 }
 
 impl Memory {
@@ -151,10 +156,13 @@ impl Memory {
         let mut kept = Vec::new();
         search.write_index(&mut kept).expect("memory takes it");
         let mut told = 0;
-        let mut tell = |event: Event<'_, usize, String>| {
-            if let Event::Deduped { bytes, .. } = event {
-                told += bytes;
+        let mut tell = |event: Event<'_, usize, String>| match event {
+            Event::Deduped { bytes, .. } => told += bytes,
+            Event::Failed { name, error } => {
+                assert_eq!((*name, &error[..]), (0, "damaged"));
+                self.failed.set(self.failed.get() + 1);
             }
+            Event::Skipped { .. } => {}
         };
         let (report, ended) = Sharing::new(self, search, is_dry).run(&mut tell);
         ended.expect("the place stays");
@@ -173,6 +181,9 @@ impl Place for Memory {
     }
 
     fn read(&self, file: &usize, at: u64, buf: &mut [u8]) -> Result<usize, Problem<String>> {
+        if self.is_damaged.get() && self.bad_source.get().is_some_and(|(bad, _)| bad == *file) {
+            return Err(Problem::Failed("damaged".into()));
+        }
         let contents = self.contents(*file);
         let rest = contents.get(index(at)..).unwrap_or_default();
         // Reads are short, too.
@@ -217,6 +228,14 @@ impl Place for Memory {
             hook(self);
         }
         assert!(bytes <= Self::SHARE_BYTES_MAX);
+        match self.bad_source.get() {
+            Some((bad, true)) if bad == *source.0 => return Err(Problem::Skip(Skip::Refused)),
+            Some((bad, false)) if bad == *source.0 => {
+                self.is_damaged.set(true);
+                return Err(Problem::Failed("of the target, as it seems".into()));
+            }
+            _ => {}
+        }
         let bytes = bytes.min(self.short.get());
         let part = |(file, at): (&usize, u64)| {
             let contents = self.contents(*file);
@@ -366,6 +385,34 @@ fn a_source_stays_open_while_others_of_its_block_are_opened() {
 }
 
 #[test]
+fn copies_that_cannot_be_shared_do_not_hide_those_that_can() {
+    let memory = Memory::new();
+    for file in 0..66 {
+        memory.add(&file_of(&[1]), &[]);
+        memory.files.borrow_mut()[file].has_no_checksums = file < 64;
+    }
+    let (report, _) = memory.run(Index::default(), false);
+    assert_eq!(report.deduped_bytes, (63 + 1) * BLOCK as u64);
+}
+
+/// The first copy is refused as a source, or cannot be read; the others share the second one.
+#[test]
+fn a_source_that_is_refused_or_unreadable_is_given_up() {
+    for is_refused in [true, false] {
+        let memory = Memory::new();
+        for kinds in [&[1, 2][..], &[1, 2], &[1, 2], &[2, 3, 1]] {
+            memory.add(&file_of(kinds), &[]);
+        }
+        memory.bad_source.set(Some((0, is_refused)));
+        let (report, _) = memory.run(Index::default(), false);
+        assert_eq!(report.deduped_bytes, 4 * BLOCK as u64, "{is_refused}");
+        let skips = u64::from(is_refused);
+        assert_eq!(report.skipped.get(&Skip::Refused).copied().unwrap_or(0), skips);
+        assert_eq!(memory.failed.get(), 1 - skips);
+    }
+}
+
+#[test]
 fn holes_stay_and_what_is_between_them_is_shared() {
     let memory = Memory::new();
     let mut contents = file_of(&[1, 2]);
@@ -478,4 +525,64 @@ fn extents_that_do_not_advance_are_refused() {
     };
     let added = search.add(&Stuck, &(), (), facts).expect("one file");
     assert!(matches!(added, Err(Problem::Skip(Skip::Changed))));
+}
+
+/// The hashes that are compared would be billions, if each block looked as far as there are equal
+/// ones; this test would take minutes.
+#[test]
+fn blocks_that_are_shared_by_turns_with_two_files_cost_the_same_each() {
+    use crate::hashes::Hashed;
+    const BLOCKS: u32 = 1 << 16;
+    struct Turns;
+    impl Place for Turns {
+        type Name = u64;
+        type File = u64;
+        type Error = String;
+        const SHARE_BYTES_MAX: u64 = 16 * SECTOR_BYTES;
+        fn open(&self, name: &u64) -> Result<(u64, Facts), Problem<String>> {
+            Ok((*name, facts(*name)))
+        }
+        fn read(&self, _: &u64, _: u64, _: &mut [u8]) -> Result<usize, Problem<String>> {
+            Err(Problem::Ends("all files are in the index".into()))
+        }
+        fn extents(&self, file: &u64, from: u64) -> Result<Vec<DataExtent>, Problem<String>> {
+            let first = from / SECTOR_BYTES;
+            let extent = |at: u64| {
+                let area = if *file == 2 { at % 2 } else { *file };
+                let address = (area + 1 << 40) + at * SECTOR_BYTES;
+                let location = Location::Stored { address, encoded: None };
+                DataExtent { offset: at * SECTOR_BYTES, bytes: SECTOR_BYTES, location }
+            };
+            Ok((first..u64::from(BLOCKS).min(first + 16)).map(extent).collect())
+        }
+        fn dedupe(
+            &self,
+            _: (&u64, u64),
+            _: (&u64, u64),
+            n: u64,
+        ) -> Result<Answer, Problem<String>> {
+            Ok(Answer::Shared(n))
+        }
+    }
+    fn facts(file: u64) -> Facts {
+        Facts {
+            identity: Identity::of(&file.to_le_bytes()),
+            size: u64::from(BLOCKS) * SECTOR_BYTES,
+            filesystem: 1,
+            has_checksums: true,
+            is_target: true,
+            is_settled: true,
+        }
+    }
+    let size = BlockSize::new(SECTOR_BYTES).expect("a valid size");
+    let blocks = || (0..BLOCKS).map(|number| Hashed { number, hash: u64::from(number) * 77 });
+    let mut bytes = Vec::new();
+    let files = (0..3).map(|file| (facts(file).identity, u64::from(BLOCKS), blocks()));
+    crate::index::write(&mut bytes, size, files).expect("memory takes it");
+    let mut search = Search::new(size, Index::read(&bytes[..], size).expect("an index"));
+    for file in 0..3 {
+        search.add(&Turns, &file, file, facts(file)).expect("few").expect("in the index");
+    }
+    let (_, ended) = Sharing::new(&Turns, search, true).run(&mut |_| {});
+    ended.expect("the place stays");
 }
