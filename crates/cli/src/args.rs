@@ -5,6 +5,7 @@
 
 mod admin;
 mod check;
+mod dedupe;
 mod import;
 mod inspect;
 mod mkfs;
@@ -19,6 +20,7 @@ mod volume;
 
 pub(crate) use admin::{LabelArgs, ResizeArgs, SyncArgs, TrimArgs};
 pub(crate) use check::CheckArgs;
+pub(crate) use dedupe::DedupeArgs;
 pub(crate) use import::{ImportArgs, ImportOptions};
 pub(crate) use inspect::{
     DumpSuperArgs, DumpTreeArgs, InodeResolveArgs, InspectCommand, LogicalResolveArgs, RootidArgs,
@@ -385,6 +387,9 @@ pub(crate) enum Command {
     Getfattr(GetfattrArgs),
     /// Discard free space (TRIM)
     Trim(TrimArgs),
+    /// Let files with equal data share it
+    #[command(after_help = dedupe::DEDUPE_HELP)]
+    Dedupe(DedupeArgs),
     /// Show, create and delete subvolumes and snapshots
     #[command(subcommand, visible_alias = "sub")]
     Subvolume(SubvolumeCommand),

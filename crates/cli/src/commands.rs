@@ -8,6 +8,7 @@ mod chown;
 mod completions;
 mod cp;
 mod ctl;
+mod dedupe;
 mod export;
 mod filesystem;
 mod find;
@@ -44,7 +45,7 @@ mod walk;
 mod write;
 mod xattr_value;
 
-use crate::args::{Cli, Command, FilesystemCommand, InspectCommand, PropertyCommand};
+use crate::args::{Cli, Command, InspectCommand, PropertyCommand};
 use crate::failure::Outcome;
 use crate::output::Output;
 
@@ -71,6 +72,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Setfattr(args) => setfattr::run(global, args, out),
         Command::Getfattr(args) => getfattr::run(global, args, out),
         Command::Trim(args) => trim::run(global, args, out),
+        Command::Dedupe(args) => dedupe::run(global, args, out),
         Command::Subvolume(command) => subvolume::run(global, command, out),
         Command::Receive(args) => receive::run(global, args, out),
         Command::Send(args) => send::run(global, args, out),
@@ -78,23 +80,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Property(PropertyCommand::Set(args)) => property::set(global, args, out),
         Command::Quota(command) => quota::run(global, command, out),
         Command::Qgroup(command) => qgroup::run(global, command, out),
-        Command::Filesystem(FilesystemCommand::Show(args)) => {
-            filesystem::show::run(global, args, out)
-        }
-        Command::Filesystem(FilesystemCommand::Df(args)) => filesystem::df::run(global, args, out),
-        Command::Filesystem(FilesystemCommand::Usage(args)) => {
-            filesystem::usage::run(global, args, out)
-        }
-        Command::Filesystem(FilesystemCommand::Du(args)) => filesystem::du::run(global, args, out),
-        Command::Filesystem(FilesystemCommand::Label(args)) => {
-            filesystem::label::run(global, args, out)
-        }
-        Command::Filesystem(FilesystemCommand::Sync(args)) => {
-            filesystem::sync::run(global, args, out)
-        }
-        Command::Filesystem(FilesystemCommand::Resize(args)) => {
-            filesystem::resize::run(global, args, out)
-        }
+        Command::Filesystem(command) => filesystem::run(global, command, out),
         Command::Inspect(InspectCommand::DumpSuper(args)) => {
             inspect::dump_super::run(global, args, out)
         }

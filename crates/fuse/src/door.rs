@@ -12,6 +12,7 @@
 //! | `data` | READ, FALLOCATE, COPY_FILE_RANGE, FSYNC |
 //! | `write` | WRITE |
 //! | `seek` | LSEEK |
+//! | `ioctl_extents` | IOCTL: extents of a file, deduplication |
 //! | `ioctl_flags` | IOCTL: inode flags (`chattr`) |
 //! | `ioctl_search` | IOCTL: searches of trees |
 //! | `interrupts` | INTERRUPT |
@@ -19,7 +20,7 @@
 //! | `ioctl_subvolume` | IOCTL: subvolumes and snapshots |
 //! | `unsent` | data that the kernel has cached and not sent |
 //! | `deferred` | replies that wait for the kernel's writeback, or take long |
-//! | `access` | whether a caller may write to a directory, where the kernel has not checked it |
+//! | `access` | whether a caller may access a file, where the kernel has not checked it |
 //! | `caller` | groups and capabilities of a caller |
 //! | `checked_caller` | which mounts the caller of a change sees, and its descriptors |
 
@@ -30,6 +31,7 @@ mod checked_caller;
 mod data;
 mod deferred;
 mod interrupts;
+mod ioctl_extents;
 mod ioctl_flags;
 mod ioctl_search;
 mod ioctl_subvolume;

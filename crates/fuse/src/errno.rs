@@ -27,6 +27,7 @@ impl Errno {
     pub(crate) const EEXIST: Self = Self(17);
     pub(crate) const EXDEV: Self = Self(18);
     pub(crate) const ENOTDIR: Self = Self(20);
+    pub(crate) const EISDIR: Self = Self(21);
     pub(crate) const EINVAL: Self = Self(22);
     pub(crate) const ENOTTY: Self = Self(25);
     pub(crate) const EROFS: Self = Self(30);

@@ -13,6 +13,7 @@ pub mod clock;
 pub mod descriptors;
 pub mod errno;
 pub mod event;
+pub mod extent_calls;
 pub mod file;
 pub mod forbid;
 pub mod frames;

@@ -24,6 +24,8 @@ pub const READ_ONLY: u64 = 1 << 1;
 /// Of `SNAP_CREATE_V2`: the subvolumes inside the source are in the snapshot. Only the mounts of
 /// this project have this flag.
 pub const RECURSIVE: u64 = 1 << 63;
+/// The flag of a read-only subvolume in its root item, which `GET_SUBVOL_INFO` returns.
+const ROOT_READ_ONLY: u64 = 1;
 /// Of `SNAP_DESTROY_V2`: the subvolume is named by its id.
 const BY_ID: u64 = 1 << 4;
 
@@ -69,7 +71,20 @@ impl<const N: usize> Arguments<N> {
     pub(crate) fn call(&mut self, fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<()> {
         let bytes = usize::try_from(request >> 16 & 0x3fff).unwrap_or(0);
         assert!(bytes == N, "the number of a call states the size of its argument");
-        // SAFETY: the descriptor is open, and the number of the call states that it transfers N
+        // SAFETY: the number of the call states that it transfers N bytes.
+        unsafe { self.call_as(fd, request) }
+    }
+
+    /// Makes a call whose number does not state how many bytes it transfers.
+    ///
+    /// # Safety
+    /// The call reads and writes at most these bytes.
+    pub(crate) unsafe fn call_as(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        request: libc::c_ulong,
+    ) -> io::Result<()> {
+        // SAFETY: the descriptor is open, and the caller says that the call transfers at most N
         // bytes, which live through the call.
         let answer =
             unsafe { libc::ioctl(fd.as_raw_fd(), request, (&raw mut self.0).cast::<u8>()) };
@@ -186,6 +201,8 @@ pub struct SubvolumeInfo {
     /// The subvolume that contains its name; 0 for the top level.
     pub parent: u64,
     pub is_received: bool,
+    pub is_read_only: bool,
+    pub uuid: [u8; 16],
 }
 
 /// Returns the subvolume that contains an open file.
@@ -194,6 +211,8 @@ pub struct SubvolumeInfo {
 /// `ENOTTY` where the filesystem has no such call.
 pub fn info(fd: BorrowedFd<'_>) -> io::Result<SubvolumeInfo> {
     const PARENT_AT: usize = 264;
+    const ROOT_FLAGS_AT: usize = 288;
+    const UUID_AT: usize = 296;
     const RECEIVED_UUID_AT: usize = 328;
     let mut result = Arguments([0; INFO_BYTES]);
     result.call(fd, GET_SUBVOL_INFO)?;
@@ -206,6 +225,8 @@ pub fn info(fd: BorrowedFd<'_>) -> io::Result<SubvolumeInfo> {
         id: word(0),
         parent: word(PARENT_AT),
         is_received: received.iter().any(|byte| *byte != 0),
+        is_read_only: word(ROOT_FLAGS_AT) & ROOT_READ_ONLY != 0,
+        uuid: result.0[UUID_AT..UUID_AT + 16].try_into().unwrap_or_default(),
     })
 }
 

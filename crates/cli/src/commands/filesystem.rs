@@ -8,3 +8,19 @@ pub(crate) mod resize;
 pub(crate) mod show;
 pub(crate) mod sync;
 pub(crate) mod usage;
+
+use crate::args::{FilesystemCommand, GlobalArgs};
+use crate::failure::Outcome;
+use crate::output::Output;
+
+pub(crate) fn run(global: &GlobalArgs, command: &FilesystemCommand, out: &mut Output) -> Outcome {
+    match command {
+        FilesystemCommand::Show(args) => show::run(global, args, out),
+        FilesystemCommand::Df(args) => df::run(global, args, out),
+        FilesystemCommand::Usage(args) => usage::run(global, args, out),
+        FilesystemCommand::Du(args) => du::run(global, args, out),
+        FilesystemCommand::Label(args) => label::run(global, args, out),
+        FilesystemCommand::Sync(args) => sync::run(global, args, out),
+        FilesystemCommand::Resize(args) => resize::run(global, args, out),
+    }
+}

@@ -36,6 +36,11 @@ impl Progress {
         self.bar.inc(bytes);
     }
 
+    /// Calls `print`, which writes to stderr, while the bar is not there.
+    pub(crate) fn hide_while(&self, print: impl FnOnce()) {
+        self.bar.suspend(print);
+    }
+
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }

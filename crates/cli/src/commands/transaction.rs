@@ -17,7 +17,9 @@
 use std::ffi::OsString;
 
 use butternut::server::FilesystemExt;
-use butternut::{DevicePath, Error, FileId, Filesystem, Follow, NewInode, Stat, TOP_LEVEL};
+use butternut::{
+    DevicePath, Error, FileId, Filesystem, Follow, NewInode, Stat, Subvolume, TOP_LEVEL,
+};
 use rustix::process::{getegid, geteuid};
 use serde_json::Value;
 
@@ -83,6 +85,11 @@ impl Transaction {
     /// Returns the volume argument as typed.
     pub(crate) fn volume(&self) -> &str {
         &self.opened.arg.typed
+    }
+
+    /// Returns the subvolume that the argument names.
+    pub(crate) fn subvolume(&self) -> &Subvolume {
+        &self.opened.arg.subvolume
     }
 
     pub(crate) fn devices(&self) -> &[DevicePath] {

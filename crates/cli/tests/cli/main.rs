@@ -16,6 +16,8 @@ mod change;
 mod check;
 mod command;
 mod control;
+mod dedupe;
+mod dedupe_mounted;
 mod directories;
 mod dump_tree;
 mod errors;

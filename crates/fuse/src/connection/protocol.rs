@@ -208,6 +208,20 @@ wire! {
     SearchHeader 32 { transid: u64, objectid: u64, offset: u64, kind: u32, len: u32, }
     /// `struct btrfs_ioctl_subvol_wait`.
     SubvolumeWait 16 { id: u64, mode: u32, count: u32, }
+    /// `struct fiemap`.
+    Fiemap 32 {
+        start: u64, length: u64, flags: u32, mapped: u32, count: u32, reserved: u32,
+    }
+    /// `struct fiemap_extent`.
+    FiemapExtent 56 {
+        logical: u64, physical: u64, length: u64, reserved64: [u64; 2], flags: u32,
+        reserved: [u32; 3],
+    }
+    /// `struct file_dedupe_range` with one `struct file_dedupe_range_info`.
+    DedupeRange 56 {
+        src_offset: u64, src_length: u64, dest_count: u16, reserved1: u16, reserved2: u32,
+        dest_fd: i64, dest_offset: u64, bytes_deduped: u64, status: i32, reserved: u32,
+    }
     Dirent 24 { ino: u64, off: u64, namelen: u32, kind: u32, }
     StatxIn 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32, }
     StatxTime 16 { tv_sec: i64, tv_nsec: u32, reserved: i32, }

@@ -1,5 +1,5 @@
-//! Whether a caller may write to a directory: for requests that the kernel passes on without a
-//! check of permissions.
+//! Whether a caller may access a file, or write to a directory: for requests that the kernel passes
+//! on without a check of permissions.
 //!
 //! The rules are those of POSIX.1 and, with an ACL, of POSIX.1e (draft 17, 23.1.5), with one
 //! exception: where the mode has no permissions of the group class, which are the mask of an ACL,
@@ -8,7 +8,7 @@
 //! the permissions and an id, in little-endian byte order.
 
 use butternut::server::FilesystemExt;
-use butternut::{Error, FileId};
+use butternut::{Error, FileId, Filesystem};
 
 use crate::connection::protocol::InHeader;
 use crate::door::{Door, caller};
@@ -38,19 +38,45 @@ impl Door {
     /// attributes.
     pub(super) fn may_write_to_directory(&self, header: &InHeader, dir: FileId) -> ErrnoResult<()> {
         self.filesystem.check_writable(dir)?;
-        if !self.options.checks_permissions || caller::overrides_permissions(header) {
+        self.may_access(header, dir, WRITE_AND_SEARCH)
+    }
+
+    /// Checks that the caller has permissions for a file, as three bits. A mount that checks no
+    /// permissions allows it to every caller, and so does `CAP_DAC_OVERRIDE`.
+    ///
+    /// # Errors
+    /// `EACCES`; errors of reading the attributes.
+    pub(super) fn may_access(&self, header: &InHeader, id: FileId, wanted: u16) -> ErrnoResult<()> {
+        if !self.options.checks_permissions {
             return Ok(());
         }
-        let stat = self.filesystem.stat(dir)?;
-        let acl = match self.filesystem.xattr(dir, ACL) {
-            Ok(acl) => acl,
-            Err(Error::NoAttribute) => Vec::new(),
-            Err(error) => return Err(error.into()),
-        };
-        let of = Owned { mode: stat.mode, owner: stat.uid, group: stat.gid };
-        let allowed = allowed(&of, &acl, header.uid, &caller::all_groups(header));
-        if allowed & WRITE_AND_SEARCH == WRITE_AND_SEARCH { Ok(()) } else { Err(Errno::EACCES) }
+        has_permissions(&self.filesystem, header, id, wanted)
     }
+}
+
+/// Checks that a caller has permissions for a file, as three bits, or `CAP_DAC_OVERRIDE`.
+///
+/// # Errors
+/// `EACCES`; errors of reading the attributes.
+pub(super) fn has_permissions(
+    filesystem: &Filesystem,
+    header: &InHeader,
+    id: FileId,
+    wanted: u16,
+) -> ErrnoResult<()> {
+    if caller::overrides_permissions(header) {
+        return Ok(());
+    }
+    let stat = filesystem.stat(id)?;
+    let acl = match filesystem.xattr(id, ACL) {
+        Ok(acl) => acl,
+        Err(Error::NoAttribute) => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    let of = Owned { mode: stat.mode, owner: stat.uid, group: stat.gid };
+    let groups = caller::all_groups(header);
+    let permissions = allowed(&of, &acl, (header.uid, &groups), wanted);
+    if permissions & wanted == wanted { Ok(()) } else { Err(Errno::EACCES) }
 }
 
 /// The mode of a file, and whose it is.
@@ -61,8 +87,8 @@ struct Owned {
 }
 
 /// Returns the permissions of a user with these groups for a file, as three bits. If several groups
-/// match, those of one that allows [`WRITE_AND_SEARCH`] count.
-fn allowed(of: &Owned, acl: &[u8], uid: u32, groups: &[u32]) -> u16 {
+/// match, those of one that allows what is wanted count.
+fn allowed(of: &Owned, acl: &[u8], (uid, groups): (u32, &[u32]), wanted: u16) -> u16 {
     let class = |shift: u32| u16::try_from(of.mode >> shift & 0o7).unwrap_or(0);
     if uid == of.owner {
         return class(6);
@@ -83,7 +109,7 @@ fn allowed(of: &Owned, acl: &[u8], uid: u32, groups: &[u32]) -> u16 {
     };
     let of_groups: Vec<u16> =
         entries.iter().filter(matches).map(|entry| entry.permissions & mask).collect();
-    let suffices = |permissions: &&u16| **permissions & WRITE_AND_SEARCH == WRITE_AND_SEARCH;
+    let suffices = |permissions: &&u16| **permissions & wanted == wanted;
     match of_groups.iter().find(suffices).or(of_groups.first()) {
         Some(permissions) => *permissions,
         None => with_tag(OTHER).map_or(0, |entry| entry.permissions),
@@ -135,8 +161,8 @@ mod tests {
             (0o703, 0, 9, 3),
             (0o703, 0, 1, 7),
         ] {
-            assert_eq!(allowed(&of(mode), &acl(mask), user, &[9]), want, "{mode:o} {user}");
+            assert_eq!(allowed(&of(mode), &acl(mask), (user, &[9]), 3), want, "{mode:o} {user}");
         }
-        assert_eq!(allowed(&of(0o703), &acl(0), 9, &[2]), 0, "the owning group");
+        assert_eq!(allowed(&of(0o703), &acl(0), (9, &[2]), 3), 0, "the owning group");
     }
 }

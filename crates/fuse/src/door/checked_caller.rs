@@ -18,6 +18,7 @@ use butternut_sys::mounts::{self, Mount};
 
 use crate::connection::protocol::InHeader;
 use crate::connection::request::Request;
+use crate::door::access::has_permissions;
 use crate::door::{Door, caller};
 use crate::errno::{Errno, ErrnoResult};
 
@@ -25,6 +26,7 @@ use crate::errno::{Errno, ErrnoResult};
 pub(super) struct CheckedCaller {
     header: InHeader,
     pub(super) is_administrator: bool,
+    checks_permissions: bool,
     /// The device number (major, minor) of the mount; `None` where it could not be read.
     device: Option<(u32, u32)>,
 }
@@ -32,8 +34,12 @@ pub(super) struct CheckedCaller {
 impl Door {
     /// Returns the caller of a request.
     pub(super) fn checked_caller(&self, request: &Request<'_>) -> CheckedCaller {
-        let is_administrator = self.is_administrator(request);
-        CheckedCaller { header: request.header, is_administrator, device: self.device_number }
+        CheckedCaller {
+            header: request.header,
+            is_administrator: self.is_administrator(request),
+            checks_permissions: self.options.checks_permissions,
+            device: self.device_number,
+        }
     }
 }
 
@@ -59,6 +65,23 @@ impl CheckedCaller {
     pub(super) fn owns(&self, filesystem: &Filesystem, id: FileId) -> ErrnoResult<bool> {
         let owner = filesystem.stat(id)?.uid;
         Ok(self.is_administrator || caller::is_owner(&self.header, owner))
+    }
+
+    /// Checks that the caller has permissions for a file, as three bits. A mount that checks no
+    /// permissions allows it to every caller.
+    ///
+    /// # Errors
+    /// `EACCES`; errors of reading the attributes.
+    pub(super) fn may_access(
+        &self,
+        filesystem: &Filesystem,
+        id: FileId,
+        wanted: u16,
+    ) -> ErrnoResult<()> {
+        if !self.checks_permissions {
+            return Ok(());
+        }
+        has_permissions(filesystem, &self.header, id, wanted)
     }
 
     /// Returns the user that owns every file that the caller may change; `None` for a caller that

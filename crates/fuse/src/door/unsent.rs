@@ -66,6 +66,12 @@ impl UnsentData {
         self
     }
 
+    /// Returns that of one file, if it has any.
+    pub(super) fn of_file(mut self, id: FileId) -> Self {
+        self.files.retain(|file| file.id == id);
+        self
+    }
+
     /// Makes the kernel write back its dirty pages of the files, and waits for that.
     ///
     /// # Errors
