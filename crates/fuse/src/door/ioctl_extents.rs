@@ -92,7 +92,7 @@ impl Door {
         let (nodes, caller) = (Arc::clone(&self.nodes), self.checked_caller(request));
         let filesystem = self.filesystem.clone();
         self.reply_deferred(request, size_of::<IoctlOut>() + size_of_val(&range), move |reply| {
-            let target = || {
+            let target = || -> ErrnoResult<FileId> {
                 let fd = u64::try_from(range.dest_fd).map_err(|_| Errno::EBADF)?;
                 let target = nodes.file_id(caller.node_of_descriptor(fd)?).ok_or(Errno::ESTALE)?;
                 may_be_target(&filesystem, &caller, target)?;
