@@ -45,9 +45,11 @@ pub struct Facts {
 /// Where a filesystem stores the bytes of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// At an address. For an extent that is encoded as a whole, `encoded` is the address of its
-    /// first byte on disk, and `address` names a byte of its decoded form.
-    Stored { address: u64, encoded: Option<u64> },
+    /// At an address.
+    Stored { address: u64 },
+    /// In an extent that is encoded as a whole, whose first byte on disk is at an address. All of
+    /// its bytes have this location: whichever of them a file refers to, the whole extent stays.
+    Encoded { address: u64 },
     /// Only in memory so far.
     Buffered,
     /// With the metadata of the file, where nothing can be shared.
@@ -58,10 +60,8 @@ impl Location {
     /// Returns the location of the byte that is `bytes` bytes further.
     pub(crate) fn plus(self, bytes: u64) -> Self {
         match self {
-            Self::Stored { address, encoded } => {
-                Self::Stored { address: address.wrapping_add(bytes), encoded }
-            }
-            Self::Buffered | Self::Inline => self,
+            Self::Stored { address } => Self::Stored { address: address.wrapping_add(bytes) },
+            Self::Encoded { .. } | Self::Buffered | Self::Inline => self,
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The parts of two equal ranges that can be shared and are not.
 //!
 //! 1. A part is in an extent with data of both files; holes of either stay holes.
-//! 2. A part whose bytes are stored at one place for both files is shared already.
+//! 2. A part whose bytes are stored at one place for both files is shared already. Of an encoded
+//!    extent, all bytes are at one place: to refer to another part of it saves nothing.
 //! 3. Parts are multiples of a sector, except at the end of the range.
 
 use std::ops::Range;
@@ -101,7 +102,7 @@ mod unit {
     use super::*;
 
     fn at(offset: u64, bytes: u64, address: u64) -> DataExtent {
-        DataExtent { offset, bytes, location: Location::Stored { address, encoded: None } }
+        DataExtent { offset, bytes, location: Location::Stored { address } }
     }
 
     #[test]
@@ -120,15 +121,16 @@ mod unit {
     }
 
     #[test]
-    fn encoded_extents_are_the_same_only_as_a_whole() {
-        let encoded = |encoded| DataExtent {
-            offset: 0,
-            bytes: 4096,
-            location: Location::Stored { address: 8192, encoded },
-        };
-        let one = [encoded(Some(4096))];
-        assert_eq!(compare(&one, 0, &one, 0, 4096).shared_bytes, 4096);
-        for other in [encoded(None), encoded(Some(8192))] {
+    fn encoded_extents_are_one_place() {
+        let stored = |location| DataExtent { offset: 0, bytes: 8192, location };
+        let one = [stored(Location::Encoded { address: 4096 })];
+        for offset in [0, 4096] {
+            let other = DataExtent { offset, bytes: 4096, ..one[0] };
+            assert_eq!(compare(&one, 0, &[other], offset, 4096).shared_bytes, 4096);
+            assert_eq!(compare(&[other], offset, &one, 4096, 4096).shared_bytes, 4096);
+        }
+        let others = [Location::Stored { address: 4096 }, Location::Encoded { address: 8192 }];
+        for other in others.map(stored) {
             assert_eq!(compare(&one, 0, &[other], 0, 4096).unshared.len(), 1);
         }
     }

@@ -201,15 +201,14 @@ impl Place for Memory {
             match extents.last_mut() {
                 Some(last)
                     if last.end() == offset
-                        && last.location.plus(last.bytes)
-                            == (Location::Stored { address, encoded: None }) =>
+                        && last.location.plus(last.bytes) == (Location::Stored { address }) =>
                 {
                     last.bytes += SECTOR_BYTES;
                 }
                 _ => extents.push(DataExtent {
                     offset,
                     bytes: SECTOR_BYTES,
-                    location: Location::Stored { address, encoded: None },
+                    location: Location::Stored { address },
                 }),
             }
         }
@@ -549,8 +548,8 @@ fn blocks_that_are_shared_by_turns_with_two_files_cost_the_same_each() {
             let first = from / SECTOR_BYTES;
             let extent = |at: u64| {
                 let area = if *file == 2 { at % 2 } else { *file };
-                let address = (area + 1 << 40) + at * SECTOR_BYTES;
-                let location = Location::Stored { address, encoded: None };
+                let address = ((area + 1) << 40) + at * SECTOR_BYTES;
+                let location = Location::Stored { address };
                 DataExtent { offset: at * SECTOR_BYTES, bytes: SECTOR_BYTES, location }
             };
             Ok((first..u64::from(BLOCKS).min(first + 16)).map(extent).collect())

@@ -11,7 +11,8 @@ all subvolumes, or the files and directories named by PATH in it. The volume mus
 open in another process. All changes are in one transaction, unless they change more than 256 MiB of
 metadata. The second form deduplicates directories of a mounted filesystem that has the call
 FIDEDUPERANGE: a mount of this program, the kernel's btrfs, xfs. A first argument that is a
-directory selects it; so do two or more regular files of which the first holds no volume.
+directory selects it; so do two or more regular files of which the first holds no volume. A PATH
+whose filesystem has no such call is refused, and the run goes on with the others.
 
 Files are read, and the BLAKE3 hashes of their blocks are compared. Equal files share their data as
 a whole, others by equal blocks at multiples of the block size. A hash only nominates: the
@@ -28,7 +29,7 @@ once.
 With --index, hashes are kept in FILE between runs, and files whose inode, size and times have not
 changed are not read again. Use one FILE for one set of paths and one block size. It is replaced
 when all files have been read, in a dry run as well; a FILE that is no index, or is damaged, is
-refused and left as it is.
+refused and left as it is, and so is a file that was given the name during the run.
 
 Memory: at most 192 MiB for each TiB of data in blocks of 128 KiB, twice that with --index, and
 about 400 bytes for each file. Larger blocks need less and find less.

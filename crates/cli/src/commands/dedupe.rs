@@ -82,6 +82,16 @@ struct Options<'a> {
     index: Option<&'a Path>,
 }
 
+impl Options<'_> {
+    /// Whether a file is left out.
+    fn is_small(&self, facts: &Facts) -> bool {
+        facts.size < self.bytes_min || facts.size == 0
+    }
+}
+
+/// What is wrong with an argument of another kind.
+const NO_FILE: &str = "is neither a regular file nor a directory; symbolic links are not followed";
+
 /// A name that can be shown.
 trait Shown {
     fn path(&self) -> Vec<u8>;
@@ -94,7 +104,7 @@ struct Run<'a, N> {
     index: Option<IndexFile>,
     progress: Progress,
     /// Files that have several names, or may be found below several arguments.
-    known: HashSet<Identity>,
+    known: HashSet<(u64, Identity)>,
     done: Completion,
 }
 
@@ -138,8 +148,8 @@ impl<'a, N: Shown> Run<'a, N> {
     where
         P: Place<Name = N, Error = Failure>,
     {
-        let is_small = facts.size < self.options.bytes_min || facts.size == 0;
-        if is_small || may_recur && !self.known.insert(facts.identity) {
+        let mut is_known = || !self.known.insert((facts.filesystem, facts.identity));
+        if self.options.is_small(&facts) || may_recur && is_known() {
             return Ok(());
         }
         self.progress.found(facts.size);

@@ -373,3 +373,54 @@ fn a_file_that_cannot_be_read_does_not_end_the_run() {
     assert!(ran.err.starts_with("butternut: /bad: "), "{}", ran.err);
     assert!(ran.out.contains("\ndeduplicated: 32.00KiB (32768 bytes)\n"), "{}", ran.out);
 }
+
+#[test]
+fn a_source_that_cannot_be_read_is_named_and_is_no_source_any_more() {
+    let volume = Volume::new();
+    let data = [contents(&[5]), b"this sector will be damaged".repeat(607)].concat();
+    volume.write("/a", &data);
+    fs::copy(&volume.image, volume.dir.path().join("bad.img")).unwrap();
+    let bad = volume.dir.path().join("bad.img");
+    let line = "dedupe --block 16K --index index bad.img";
+    volume.ok(line);
+    let mut bytes = fs::read(&bad).unwrap();
+    let at = bytes.windows(27).position(|part| part == b"this sector will be damaged").unwrap();
+    bytes[at] ^= 1;
+    fs::write(&bad, bytes).unwrap();
+    for name in ["/b", "/c"] {
+        volume.feed(&format!("write {} {name} --truncate", bad.display()), &data).ok();
+    }
+    let ran = volume.run(line);
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    assert!(ran.err.lines().all(|line| line.starts_with("butternut: /a: ")), "{}", ran.err);
+    // Of /c: the blocks that /b and /c have. (Of /b: those of /a before the damage.)
+    assert!(!ran.out.contains("\ndeduplicated: 0.00B"), "{}", ran.out);
+}
+
+#[test]
+fn more_files_can_be_named_than_descriptors_may_be_open() {
+    let dir = tempfile::tempdir().unwrap();
+    for at in 0..300 {
+        fs::write(dir.path().join(format!("f{at}")), "x").unwrap();
+    }
+    let program = command().get_program().to_owned();
+    let (program, dir) = (program.display().to_string(), dir.path().display().to_string());
+    // The files are smaller than --min-size, so that any filesystem will do.
+    shell(&format!("cd {dir}; ulimit -n 256; exec {program} dedupe f*"));
+}
+
+#[test]
+fn an_argument_that_is_no_file_is_refused_by_name() {
+    let volume = Volume::new();
+    let tree = volume.dir.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    symlink("a", tree.join("link")).unwrap();
+    volume.ok("import VOL tree/. /");
+    for name in ["a", "b"] {
+        volume.write(&format!("/{name}"), &contents(&[1]));
+    }
+    let ran = volume.run("dedupe VOL /link /a /b");
+    let why = "is neither a regular file nor a directory; symbolic links are not followed";
+    assert_eq!((ran.code, ran.err), (Some(1), format!("butternut: /link: {why}\n")));
+    assert!(ran.out.contains("\ndeduplicated: 16.00KiB (16384 bytes)\n"), "{}", ran.out);
+}

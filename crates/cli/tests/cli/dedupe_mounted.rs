@@ -102,9 +102,13 @@ umount dir/other
 "#;
 
 fn script(mountpoint: &str) -> String {
+    run_script(SCRIPT, mountpoint)
+}
+
+fn run_script(script: &str, mountpoint: &str) -> String {
     let program = command().get_program().to_os_string();
     let mut bash = std::process::Command::new("bash");
-    bash.arg("-c").arg(SCRIPT).env("B", program).env("M", mountpoint);
+    bash.arg("-c").arg(script).env("B", program).env("M", mountpoint);
     let output = bash.output().unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
@@ -300,6 +304,89 @@ fn what_is_mounted_below_an_argument_is_not_opened() {
     run("umount", &[closed.as_os_str()]);
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert_eq!(output.status.code(), Some(0));
+}
+
+/// The halves of a compressed extent change places: that saves nothing, and a second run has no
+/// more to do.
+#[test]
+fn parts_of_one_compressed_extent_are_shared_already() {
+    if !kernel_tests_enabled("parts_of_one_compressed_extent_are_shared_already") {
+        return;
+    }
+    const SWAPPED: &str = r#"
+set -e
+cd "$M"
+od -An -v -tx1 -N 65536 /dev/urandom | tr -d ' \n' > s
+sync -f .
+{ tail -c 65536 s; head -c 65536 s; } > t
+sync -f .
+"$B" dedupe --block 64K s t
+sync -f .
+"$B" dedupe --block 64K s t
+"#;
+    for is_kernel in [true, false] {
+        let (said, _) = on_mount(is_kernel, ",compress=zstd", |at| run_script(SWAPPED, at));
+        let saved: Vec<&str> =
+            said.lines().filter(|line| line.starts_with("deduplicated: ")).collect();
+        let want = ["deduplicated: 128.00KiB (131072 bytes)", "deduplicated: 0.00B (0 bytes)"];
+        assert_eq!(saved, want, "kernel: {is_kernel}");
+    }
+}
+
+#[test]
+fn copies_with_checksums_share_although_the_first_copy_has_none() {
+    if !kernel_tests_enabled("copies_with_checksums_share_although_the_first_copy_has_none") {
+        return;
+    }
+    const COPIES: &str = r#"
+set -e
+cd "$M"
+head -c 300000 /dev/urandom > a
+sync -f .
+mount -o remount,datasum .
+cp --reflink=never a b
+cp --reflink=never a c
+sync -f .
+"$B" dedupe a b c
+"#;
+    let (said, _) = on_mount(true, ",nodatasum", |at| run_script(COPIES, at));
+    assert!(said.contains("\ndeduplicated: 296.00KiB (303104 bytes)\n"), "{said}");
+    assert!(said.contains("\nfiles skipped: 1 refused by the filesystem\n"), "{said}");
+}
+
+#[test]
+fn an_argument_without_deduplication_is_refused_and_the_others_are_not() {
+    if !kernel_tests_enabled("an_argument_without_deduplication_is_refused_and_the_others_are_not")
+    {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (image, at) = (scratch.path().join("ext4.img"), scratch.path().join("at"));
+    fs::create_dir(&at).unwrap();
+    fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let guard = MountGuard::before_mount(&at).unwrap();
+    run("mkfs.ext4", &["-q".as_ref(), image.as_os_str()]);
+    run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_os_str(), at.as_os_str()]);
+    let ext4 = at.to_str().unwrap();
+    let data: Vec<u8> = (0..75_000_u32).flat_map(|at| (at ^ at << 11).to_le_bytes()).collect();
+    for is_kernel in [true, false] {
+        on_mount(is_kernel, "", |other| {
+            for name in ["1", "2"] {
+                fs::write(at.join(name), &data).unwrap();
+                fs::write(Path::new(other).join(name), &data).unwrap();
+            }
+            for options in ["-n", "-v"] {
+                let ran = command().args(["dedupe", options, ext4, other]).output().unwrap();
+                let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+                let err = String::from_utf8_lossy(&ran.stderr).into_owned();
+                assert_eq!(ran.status.code(), Some(1), "{said}{err}");
+                let refused = format!("butternut: {ext4}: the filesystem has no deduplication");
+                assert!(err.contains(&refused), "{err}");
+                assert!(said.contains("deduplicated: 296.00KiB (303104 bytes)\n"), "{said}");
+            }
+        });
+    }
+    guard.unmount().unwrap();
 }
 
 /// Any filesystem with the call: the free space tells of the saving.

@@ -16,6 +16,8 @@
 //! 5. Data that the kernel has cached and not sent is newer than what is compared and shared; it is
 //!    written over that when it is sent. A fiemap with the flag `SYNC` makes the kernel send it.
 //! 6. The flag of shared extents is not set: finding out costs a search for each extent.
+//! 7. As in the kernel, the address of a compressed extent is that of its beginning, whichever part
+//!    of it the file refers to.
 
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -181,10 +183,11 @@ fn described(extent: &Extent, is_last: bool) -> FiemapExtent {
         ExtentKind::Prealloc { logical } => (logical, EXTENT_UNWRITTEN),
         ExtentKind::Inline { .. } => (0, EXTENT_INLINE | EXTENT_NOT_ALIGNED),
         ExtentKind::Buffered => (0, EXTENT_DELALLOC | EXTENT_UNKNOWN),
-        ExtentKind::Regular { logical, extent_offset, compression, .. } => {
-            let flags = if compression == Compression::None { 0 } else { EXTENT_ENCODED };
-            (logical.saturating_add(extent_offset), flags)
+        ExtentKind::Regular { logical, extent_offset, compression: Compression::None, .. } => {
+            (logical.saturating_add(extent_offset), 0)
         }
+        // Law 7.
+        ExtentKind::Regular { logical, .. } => (logical, EXTENT_ENCODED),
     };
     FiemapExtent {
         logical: extent.offset,

@@ -7,15 +7,19 @@
 //!    user, or to a server that does not answer. Subvolumes of btrfs are entered.
 //! 3. What the user may not write to and does not own is a source only, and so is a file of a
 //!    read-only subvolume. What the kernel refuses all the same is skipped.
-//! 4. A file that was changed so recently that its times might not tell of another change is not
+//! 4. An argument whose filesystem has no deduplication is refused, in dry runs too. This is found
+//!    out by a request for no bytes, as the first file is added.
+//! 5. A file that was changed so recently that its times might not tell of another change is not
 //!    kept in an index.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use butternut_dedupe::{Answer, DataExtent, Facts, Identity, Location, Place, Problem, Skip};
@@ -30,7 +34,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::{Options, Run, Shown};
+use super::{NO_FILE, Options, Run, Shown};
+use crate::commands::export::raise_open_files_limit;
 use crate::commands::walk::WalkPath;
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
@@ -72,7 +77,7 @@ struct OpenFile {
 
 /// The directory of an argument; of a file, the one that it is in.
 struct Root {
-    dir: OwnedFd,
+    dir: Rc<OwnedFd>,
     /// The name of a file in it.
     file: Option<OsString>,
     path: WalkPath,
@@ -92,9 +97,11 @@ struct Level {
 }
 
 pub(super) fn run(options: &Options<'_>, paths: &[OsString], out: &mut Output) -> Outcome {
+    raise_open_files_limit();
     let mut run = Run::begin(options)?;
+    let mut parents = HashMap::new();
     let roots: Result<Vec<Root>, Failure> =
-        paths.iter().map(|path| root(Path::new(path))).collect();
+        paths.iter().map(|path| root(Path::new(path), &mut parents)).collect();
     let table = mounts::read().unwrap_or_default();
     let number = |(major, minor): (u32, u32)| u64::from(major) << 32 | u64::from(minor);
     let filesystems = table.iter().map(|mount| (mount.id, number(mount.device))).collect();
@@ -105,17 +112,25 @@ pub(super) fn run(options: &Options<'_>, paths: &[OsString], out: &mut Output) -
     run.share(&live)?.print(options, out)
 }
 
-fn root(path: &Path) -> Result<Root, Failure> {
+/// Opens the directory of an argument. Files in one directory have one descriptor of it.
+fn root(path: &Path, parents: &mut HashMap<PathBuf, Rc<OwnedFd>>) -> Result<Root, Failure> {
     let bytes = path.as_os_str().as_bytes();
-    let failed = |errno: Errno| Failure::io(text::escaped(bytes), &errno.into());
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = |path: &Path| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = open(path, flags, Mode::empty()).map(Rc::new);
+        dir.map_err(|errno| Failure::io(text::escaped(bytes), &errno.into()))
+    };
     let shown = WalkPath::new(bytes.to_vec());
     if path.is_dir() {
-        let dir = open(path, flags, Mode::empty()).map_err(failed)?;
-        return Ok(Root { dir, file: None, path: shown });
+        return Ok(Root { dir: open(path)?, file: None, path: shown });
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let dir = open(parent.unwrap_or(Path::new(".")), flags, Mode::empty()).map_err(failed)?;
+    let parent = parent.unwrap_or(Path::new("."));
+    let dir = match parents.get(parent) {
+        Some(dir) => Rc::clone(dir),
+        None => open(parent)?,
+    };
+    parents.insert(parent.to_owned(), Rc::clone(&dir));
     let file = path.file_name().map(OsStr::to_owned);
     let file = file.ok_or_else(|| Failure::new(text::escaped(bytes), "names no file"))?;
     Ok(Root { dir, file: Some(file), path: shown })
@@ -132,7 +147,7 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
             run.failed(&Failure::new(text::escaped(&name.path()), why));
             return Ok(());
         }
-        return add(live, run, name, opened);
+        return add(live, run, name, opened, &mut false).map(|_| ());
     }
     let again = openat(&root.dir, ".", OPEN | OFlags::DIRECTORY, Mode::empty());
     let top = match again {
@@ -143,6 +158,7 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
         }
     };
     let mut levels = Vec::new();
+    let mut is_probed = false;
     enter(run, &mut levels, top, root.path.clone());
     while let Some(level) = levels.last_mut() {
         let Some((name, kind)) = level.entries.next() else {
@@ -164,8 +180,13 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
             Ok((found, fd)) if kind_of(&found) == FileType::Directory => {
                 enter(run, &mut levels, fd, path);
             }
-            Ok((_, fd)) => add(live, run, Name { root: number, path }, Ok(fd))?,
-            Err(errno) => add(live, run, Name { root: number, path }, Err(errno))?,
+            found => {
+                let opened = found.map(|(_, fd)| fd);
+                let name = Name { root: number, path };
+                if add(live, run, name, opened, &mut is_probed)?.is_break() {
+                    break;
+                }
+            }
         }
     }
     Ok(())
@@ -199,13 +220,16 @@ fn entries(dir: &OwnedFd) -> rustix::io::Result<Vec<(Vec<u8>, FileType)>> {
     Ok(all)
 }
 
-/// Adds a file that was opened, or says why it was not.
+/// Adds a file that was opened, or says why it was not. Breaks if no other file of the argument can
+/// be added.
 fn add(
     live: &Live,
     run: &mut Run<'_, Name>,
     name: Name,
     opened: Result<OwnedFd, Errno>,
-) -> Result<(), Failure> {
+    is_probed: &mut bool,
+) -> Result<ControlFlow<()>, Failure> {
+    const GO_ON: ControlFlow<()> = ControlFlow::Continue(());
     let found = opened.and_then(|fd| {
         let stat = stat(&fd)?;
         Ok((fd, stat))
@@ -216,20 +240,42 @@ fn add(
         // change it.
         Err(Errno::NOENT | Errno::LOOP | Errno::AGAIN) => {
             run.skip(&name.path(), Skip::Changed);
-            return Ok(());
+            return Ok(GO_ON);
         }
         Err(errno) => {
             run.failed(&Failure::io(text::escaped(&name.path()), &errno.into()));
-            return Ok(());
+            return Ok(GO_ON);
         }
     };
+    let root = &live.roots[name.root];
     if kind_of(&stat) != FileType::RegularFile {
-        return Ok(());
+        if root.file.is_some() {
+            run.failed(&Failure::new(text::escaped(&name.path()), NO_FILE));
+        }
+        return Ok(GO_ON);
     }
     let facts = live.facts(&fd, &stat);
+    if run.options.is_small(&facts) {
+        return Ok(GO_ON);
+    }
+    // Law 4.
+    if !*is_probed && !has_deduplication(&fd) {
+        let why = "the filesystem has no deduplication";
+        let failure = Failure::new(text::escaped(&root.path.bytes()), why);
+        run.failed(&failure.hint("btrfs, xfs and mounts of butternut have"));
+        return Ok(ControlFlow::Break(()));
+    }
+    *is_probed = true;
     let file = OpenFile { fd, path: name.path.clone() };
     let may_recur = live.roots.len() > 1 || stat.stx_nlink > 1;
-    run.add(live, &file, name, facts, may_recur)
+    run.add(live, &file, name, facts, may_recur).map(|()| GO_ON)
+}
+
+/// Whether the filesystem of a file has deduplication: it is requested for no bytes.
+fn has_deduplication(fd: &OwnedFd) -> bool {
+    let at = (fd.as_fd(), 0);
+    extent_calls::dedupe(at, at, 0)
+        .map_or_else(|error| !extent_calls::is_unsupported(&error), |_| true)
 }
 
 fn stat(fd: &OwnedFd) -> Result<Statx, Errno> {
@@ -288,10 +334,9 @@ impl Live {
     /// Returns what an error at a path means for the run.
     fn problem(path: &WalkPath, error: &io::Error) -> Problem<Failure> {
         let failure = || Failure::io(text::escaped(&path.bytes()), error);
+        // Below a filesystem that passes the calls on, others may be that have none.
         if extent_calls::is_unsupported(error) {
-            return Problem::Ends(failure().hint(
-                "the filesystem has no deduplication: btrfs, xfs and mounts of butternut have",
-            ));
+            return Problem::Skip(Skip::Refused);
         }
         match Errno::from_io_error(error) {
             Some(Errno::PERM | Errno::ACCESS | Errno::ROFS) => Problem::Skip(Skip::NotPermitted),
@@ -315,7 +360,7 @@ fn may_change(fd: &OwnedFd, stat: &Statx) -> bool {
     }
 }
 
-/// Law 4.
+/// Law 5.
 fn is_settled(changed: StatxTimestamp) -> bool {
     let since = u64::try_from(changed.tv_sec).ok().map(|secs| Duration::new(secs, changed.tv_nsec));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -410,10 +455,10 @@ fn data_extent(extent: extent_calls::FileExtent) -> Option<DataExtent> {
         Location::Inline
     } else if has(EXTENT_DELALLOC) || has(EXTENT_UNKNOWN) {
         Location::Buffered
+    } else if has(EXTENT_ENCODED) {
+        Location::Encoded { address: extent.physical }
     } else {
-        // Of an encoded extent, the kernel tells no more than an address inside of it.
-        let encoded = has(EXTENT_ENCODED).then_some(0);
-        Location::Stored { address: extent.physical, encoded }
+        Location::Stored { address: extent.physical }
     };
     Some(DataExtent { offset: extent.offset, bytes: extent.bytes, location })
 }

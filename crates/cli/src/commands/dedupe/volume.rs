@@ -5,6 +5,7 @@
 //! 2. All changes are in one transaction, which is committed at the end, also if the run ended
 //!    early. A dry run opens the volume for reading.
 //! 3. Files are read past the page cache.
+//! 4. No other process changes the volume, so a file that is not found again is damaged.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,7 +18,7 @@ use butternut::{
 };
 use butternut_dedupe::{Answer, DataExtent, Facts, Identity, Location, Place, Problem, Skip};
 
-use super::{Options, Run, Shown};
+use super::{NO_FILE, Options, Run, Shown};
 use crate::args::VolumeArgs;
 use crate::commands::transaction::{Transaction, failed};
 use crate::commands::walk::{Walk, WalkEntry, WalkPath};
@@ -109,6 +110,10 @@ fn search(
         while let Some(step) = next {
             let entered = match step {
                 Ok(found) if found.is_directory() => walk.enter(&found),
+                Ok(found) if found.depth == 0 && found.kind != FileKind::File => {
+                    run.failed(&Failure::new(text::escaped(&found.path.bytes()), NO_FILE));
+                    Ok(())
+                }
                 Ok(found) => {
                     add(&place, &mut run, found, is_one)?;
                     Ok(())
@@ -188,9 +193,6 @@ impl Volume<'_> {
         }
         #[expect(clippy::wildcard_enum_match_arm, reason = "every other error is reported")]
         match error {
-            Error::NotFound | Error::Stale { .. } | Error::EndOfFile => {
-                Problem::Skip(Skip::Changed)
-            }
             Error::NotPermitted { .. } | Error::ReadOnly { .. } => {
                 Problem::Skip(Skip::NotPermitted)
             }
@@ -251,10 +253,10 @@ fn data_extent(extent: Extent) -> Option<DataExtent> {
         ExtentKind::Hole | ExtentKind::Prealloc { .. } => return None,
         ExtentKind::Inline { .. } => Location::Inline,
         ExtentKind::Buffered => Location::Buffered,
-        ExtentKind::Regular { logical, extent_offset, compression, .. } => Location::Stored {
-            address: logical.saturating_add(extent_offset),
-            encoded: (compression != Compression::None).then_some(logical),
-        },
+        ExtentKind::Regular { logical, extent_offset, compression: Compression::None, .. } => {
+            Location::Stored { address: logical.saturating_add(extent_offset) }
+        }
+        ExtentKind::Regular { logical, .. } => Location::Encoded { address: logical },
     };
     Some(DataExtent { offset: extent.offset, bytes: extent.bytes, location })
 }
