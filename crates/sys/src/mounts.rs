@@ -125,7 +125,7 @@ pub fn read() -> io::Result<Vec<Mount>> {
 /// Returns the mounts that another process sees, perhaps in another mount namespace.
 ///
 /// # Errors
-/// As of [`read`], or the table has more than 64 MiB.
+/// As of [`read`], or the table of another namespace has more than 64 MiB.
 pub fn read_of(process: u32) -> io::Result<Vec<Mount>> {
     read_lines(&mut Table::of(process, OTHER_BYTES_MAX)?, None)
 }
@@ -134,8 +134,8 @@ pub fn read_of(process: u32) -> io::Result<Vec<Mount>> {
 /// needs little memory in a namespace with many mounts.
 ///
 /// # Errors
-/// `/proc` cannot be read, or the table has more than 64 MiB, or the lines of the device have more
-/// than 32 MiB.
+/// `/proc` cannot be read, or the table of another namespace has more than 64 MiB, or the lines of
+/// the device have more than 32 MiB.
 pub fn read_of_device(process: u32, device: (u32, u32)) -> io::Result<Vec<Mount>> {
     read_lines(&mut Table::of(process, OTHER_BYTES_MAX)?, Some(device))
 }
@@ -161,8 +161,12 @@ impl Table<fs::File> {
         Ok(Self { from: fs::File::open("/proc/self/mountinfo")?, bytes_left: OWN_BYTES_MAX })
     }
 
-    /// Opens the table of another process (law 8).
+    /// Opens the table of another process (law 8). That of a process in the own namespace may be as
+    /// long as the own one.
     fn of(process: u32, bytes_left: u64) -> io::Result<Self> {
+        let is_own =
+            namespace_of(&process.to_string()).is_some_and(|it| Some(it) == own_namespace());
+        let bytes_left = if is_own { OWN_BYTES_MAX } else { bytes_left };
         Ok(Self { from: fs::File::open(format!("/proc/{process}/mountinfo"))?, bytes_left })
     }
 }
@@ -226,25 +230,35 @@ fn too_long(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, format!("{what} is too long"))
 }
 
+fn own_namespace() -> Option<PathBuf> {
+    namespace_of("self")
+}
+
+/// Returns the name of the mount namespace of a process.
+fn namespace_of(process: &str) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{process}/ns/mnt")).ok()
+}
+
 /// Returns the mounts of one device number in every other mount namespace that has a process whose
 /// `/proc` entries this process may read. An error stands for a namespace with a table that is too
 /// long (law 8): longer than 64 MiB, or than what earlier ones have left of 256 MiB. Namespaces
 /// after that are left out.
 pub fn of_other_namespaces(device: (u32, u32)) -> impl Iterator<Item = io::Result<Vec<Mount>>> {
-    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
-    let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();
+    let mut seen: HashSet<PathBuf> = own_namespace().into_iter().collect();
     let mut bytes_left = NAMESPACES_BYTES_MAX;
     let processes = fs::read_dir("/proc").into_iter().flatten().take(PROCESSES_MAX).flatten();
     processes.filter_map(move |process| {
         let id: u32 = process.file_name().to_string_lossy().parse().ok()?;
-        let namespace = namespace(&id.to_string())?;
-        if bytes_left == 0 || !seen.insert(namespace) {
+        let namespace = namespace_of(&id.to_string())?;
+        if bytes_left == 0 || seen.contains(&namespace) {
             return None;
         }
         let bytes_max = OTHER_BYTES_MAX.min(bytes_left);
+        // If the process has ended, another one of its namespace may follow.
         let mut table = Table::of(id, bytes_max).ok()?;
+        seen.insert(namespace);
         let read = read_lines(&mut table, Some(device));
-        bytes_left -= bytes_max - table.bytes_left;
+        bytes_left -= bytes_max.saturating_sub(table.bytes_left);
         match read {
             // The process has ended, or is hidden.
             Err(error) if error.kind() != io::ErrorKind::FileTooLarge => None,

@@ -15,8 +15,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Stat, fchmod, fremovexattr, fstat, mkdirat, openat,
-    removexattr, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, Stat, fchmod, fgetxattr, fremovexattr, fstat, getxattr,
+    mkdirat, openat, removexattr, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -38,12 +38,20 @@ fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
     let dir = openat(parent, name, flags, Mode::empty())?;
     let replaced = || io::Error::other("another directory has replaced the new one");
-    if !is_own(&fstat(&dir)?, parent)? || !is_empty(&dir)? {
+    let found = fstat(&dir)?;
+    if !is_own(&found, parent)? || !is_empty(&dir)? {
         return Err(replaced());
     }
     // The lists first: a removed one leaves its permissions in the mode.
     remove_acls(&dir)?;
-    fchmod(&dir, Mode::RWXU)?;
+    // What is made in it has its group, if the directory has inherited that.
+    let inherited = Mode::from_raw_mode(found.st_mode) & Mode::SGID;
+    match fchmod(&dir, Mode::RWXU | inherited) {
+        // All files of such a filesystem have one owner, or one mode: no directory is private.
+        Err(Errno::PERM) if found.st_uid != geteuid().as_raw() => {}
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+        changed => changed?,
+    }
     // Again: another user may have made an entry before.
     if is_empty(&dir)? { Ok(dir) } else { Err(replaced()) }
 }
@@ -63,20 +71,27 @@ pub(super) fn open_new(parent: BorrowedFd<'_>, name: &[u8], kind: FileType) -> i
     if kind != FileType::Symlink {
         // System calls on an O_PATH descriptor fail; this path refers to the same file.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        remove_each_acl(|name| removexattr(path.as_str(), name))?;
+        let has = |name: &[u8]| getxattr(path.as_str(), name, &mut [0_u8; 0]).is_ok();
+        remove_each_acl(|name| removexattr(path.as_str(), name), has)?;
     }
     Ok(file)
 }
 
 /// Removes the access lists that a new file or directory has inherited (law 3).
 pub(super) fn remove_acls(file: impl AsFd) -> io::Result<()> {
-    remove_each_acl(|name| fremovexattr(&file, name))
+    let has = |name: &[u8]| fgetxattr(&file, name, &mut [0_u8; 0]).is_ok();
+    remove_each_acl(|name| fremovexattr(&file, name), has)
 }
 
-fn remove_each_acl(remove: impl Fn(&[u8]) -> rustix::io::Result<()>) -> io::Result<()> {
+fn remove_each_acl(
+    remove: impl Fn(&[u8]) -> rustix::io::Result<()>,
+    has: impl Fn(&[u8]) -> bool,
+) -> io::Result<()> {
     for name in ACLS {
         match remove(name) {
             Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::INVAL) => {}
+            // Some filesystems give the file another owner, and check that first.
+            Err(Errno::PERM) if !has(name) => {}
             Err(errno) => return Err(errno.into()),
         }
     }
@@ -130,7 +145,7 @@ mod tests {
             let opened = open_directory(parent.as_fd(), name.as_bytes());
             assert_eq!(opened.is_err(), has_entry);
             let mode = fs::metadata(&inbox).unwrap().permissions().mode() & 0o7777;
-            assert_eq!(mode, if has_entry { 0o2775 } else { 0o700 });
+            assert_eq!(mode, if has_entry { 0o2775 } else { 0o2700 });
         }
     }
 

@@ -40,7 +40,8 @@
 use std::sync::Arc;
 
 use butternut::{
-    FileId, FileKind, Filesystem, RecursiveSnapshot, SnapshotAccess, SubvolumeInfo, TOP_LEVEL, Time,
+    Error, FileId, FileKind, Filesystem, RecursiveSnapshot, SnapshotAccess, SubvolumeInfo,
+    TOP_LEVEL, Time,
 };
 use butternut_sys::subvolume_calls;
 use zerocopy::{FromBytes, IntoBytes};
@@ -319,8 +320,12 @@ impl Door {
                     return Err(Errno::EINTR);
                 }
             }
-            // So that the space is free, and the usage of quotas has it, when the call returns.
-            filesystem.sync()?;
+            // So that the space is free, and the usage of quotas has it, when the call returns. Lost
+            // file data is that of others, who learn of it.
+            match filesystem.sync_and_keep_errors() {
+                Ok(()) | Err(Error::File(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
             reply.push(&IoctlOut::default())
         })
     }

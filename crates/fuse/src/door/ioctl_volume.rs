@@ -143,10 +143,11 @@ impl Door {
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
             // A loss keeps no volume from being shut down (law 4).
             let sent = unsent.write_back(&device);
-            filesystem.sync()?;
+            let synced = filesystem.sync();
             filesystem.abandon();
             is_shut_down.store(true, Ordering::Release);
             sent?;
+            synced?;
             reply.push(&IoctlOut::default())
         })
     }
