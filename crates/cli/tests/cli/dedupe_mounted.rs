@@ -101,6 +101,32 @@ chattr -i r1
 umount dir/other
 "#;
 
+/// Two files with the same bytes, of which one has the halves the other way round.
+const SWAPPED: &str = r#"
+set -e
+cd "$M"
+od -An -v -tx1 -N 65536 /dev/urandom | tr -d ' \n' > s
+sync -f .
+{ tail -c 65536 s; head -c 65536 s; } > t
+sync -f .
+"$B" dedupe --block 64K s t
+sync -f .
+"$B" dedupe --block 64K s t
+"#;
+
+/// Three copies, of which the first one has no checksums.
+const COPIES: &str = r#"
+set -e
+cd "$M"
+head -c 300000 /dev/urandom > a
+sync -f .
+mount -o remount,datasum .
+cp --reflink=never a b
+cp --reflink=never a c
+sync -f .
+"$B" dedupe a b c
+"#;
+
 fn script(mountpoint: &str) -> String {
     run_script(SCRIPT, mountpoint)
 }
@@ -313,17 +339,6 @@ fn parts_of_one_compressed_extent_are_shared_already() {
     if !kernel_tests_enabled("parts_of_one_compressed_extent_are_shared_already") {
         return;
     }
-    const SWAPPED: &str = r#"
-set -e
-cd "$M"
-od -An -v -tx1 -N 65536 /dev/urandom | tr -d ' \n' > s
-sync -f .
-{ tail -c 65536 s; head -c 65536 s; } > t
-sync -f .
-"$B" dedupe --block 64K s t
-sync -f .
-"$B" dedupe --block 64K s t
-"#;
     for is_kernel in [true, false] {
         let (said, _) = on_mount(is_kernel, ",compress=zstd", |at| run_script(SWAPPED, at));
         let saved: Vec<&str> =
@@ -338,17 +353,6 @@ fn copies_with_checksums_share_although_the_first_copy_has_none() {
     if !kernel_tests_enabled("copies_with_checksums_share_although_the_first_copy_has_none") {
         return;
     }
-    const COPIES: &str = r#"
-set -e
-cd "$M"
-head -c 300000 /dev/urandom > a
-sync -f .
-mount -o remount,datasum .
-cp --reflink=never a b
-cp --reflink=never a c
-sync -f .
-"$B" dedupe a b c
-"#;
     let (said, _) = on_mount(true, ",nodatasum", |at| run_script(COPIES, at));
     assert!(said.contains("\ndeduplicated: 296.00KiB (303104 bytes)\n"), "{said}");
     assert!(said.contains("\nfiles skipped: 1 refused by the filesystem\n"), "{said}");
