@@ -39,6 +39,7 @@
 
 use std::sync::Arc;
 
+use butternut::server::FilesystemExt;
 use butternut::{
     Error, FileId, FileKind, Filesystem, RecursiveSnapshot, SnapshotAccess, SubvolumeInfo,
     TOP_LEVEL, Time,
