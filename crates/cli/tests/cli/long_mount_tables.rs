@@ -60,3 +60,32 @@ fn the_table_of_another_process_delays_no_caller() {
     let note = "not searching mount namespaces with too long a mount table for other mounts";
     assert_eq!(output, format!("1\ncreated\nnote: {note}\nunmounted\n1\n"));
 }
+
+/// As a user with fusermount3 can do: mounts of its own, at places that it moves deeper afterwards,
+/// in the mount namespace that everybody uses.
+#[test]
+fn long_lines_of_one_user_refuse_no_change_of_others() {
+    if !kernel_tests_enabled("long_lines_of_one_user_refuse_no_change_of_others") {
+        return;
+    }
+    let [mount, _] = CALLS;
+    // 80 mounts whose lines have 900 KiB each: 72 MB.
+    let user = format!(
+        r#"chdir "t" or die $!; my ($name, $none) = ("\\" x 255, "none");
+        for (1..450) {{ mkdir $name or die $!; chdir $name or die $! }}
+        for (0..80) {{
+            my ($from, $to) = ("0", "$_"); mkdir $to or die $!;
+            syscall({mount}, $from, $to, $none, 4096, 0) == 0 or die $!
+        }}"#
+    );
+    let output = run_in_namespace(&format!(
+        r"$B mount own.img m1; mkdir t; mount -t tmpfs deep t
+        perl -e '{user}'
+        [ $(wc -c </proc/self/mountinfo) -gt 70000000 ] && echo long
+        $B subvolume create m1/new && echo created
+        $B subvolume snapshot m1/new m1/snap && echo snapshot
+        $B subvolume delete m1/snap && echo deleted
+        $B umount --timeout 20 m1 && echo unmounted"
+    ));
+    assert_eq!(output, "long\ncreated\nsnapshot\ndeleted\nunmounted\n");
+}

@@ -207,3 +207,66 @@ fn another_user_gets_an_error_and_does_not_take_it_from_umount() {
         format!("written\n{error}\n{error}\nthe last changes could not be written\nended\n")
     );
 }
+
+/// A user waits for the deletion of a subvolume, and data of another user's file is lost by that.
+#[test]
+fn a_wait_for_a_deletion_takes_no_error_from_umount() {
+    if !kernel_tests_enabled("a_wait_for_a_deletion_takes_no_error_from_umount") {
+        return;
+    }
+    // The device is a file with a hole where the data would be, on a filesystem without free space.
+    let output = run_in_namespace(
+        "mount -t tmpfs -o size=100M t data
+         truncate -s 256M data/img; mkfs.btrfs -q -m single -d single data/img
+         set -- $(btrfs inspect-internal dump-tree -t chunk data/img | awk '
+             /length [0-9]/{ size = $2; is_data = /type DATA/ }
+             /stripe 0 devid/{ if (is_data) print $6, size }')
+         fallocate -l 64M data/img; fallocate -p -o $1 -l $2 data/img
+         head -c 200M /dev/zero >data/fill 2>ignored || true
+         L=$(losetup --find --show data/img)
+         trap \"{ umount -l m1; losetup -d $L; } 2>ignored || true\" EXIT
+         $B mount -o allow_other,commit=3600 $L m1; D=$(daemon); chmod 777 m1; chmod 755 .
+         AS='setpriv --reuid=65534 --regid=65534 --clear-groups'
+         cp $B butternut; chmod 755 butternut
+         $B subvolume create -q m1/sub; echo text >m1/sub/file; exec 7<m1/sub/file
+         $B subvolume delete -q m1/sub
+         $AS ./butternut subvolume sync m1 >ignored 2>errors & W=$!
+         for n in $(seq 200); do
+             [ $(cat /proc/$W/syscall 2>ignored | cut -d ' ' -f 1) = IOCTL ] && break; sleep .05
+         done
+         head -c 64K /dev/urandom >m1/file && echo written
+         exec 7<&-; echo 2 >/proc/sys/vm/drop_caches
+         wait $W && echo freed || cat errors
+         $B umount m1 2>&1 | grep -o 'the last changes could not be written'
+         ended $D && echo ended"
+            .replace("IOCTL", if cfg!(target_arch = "x86_64") { "16" } else { "29" })
+            .as_str(),
+    );
+    // The space of the subvolume is free: the lost data is not the waiting user's.
+    assert_eq!(output, "written\nfreed\nthe last changes could not be written\nended\n");
+}
+
+#[test]
+fn a_shutdown_is_done_also_if_the_data_of_a_file_cannot_be_written() {
+    if !kernel_tests_enabled("a_shutdown_is_done_also_if_the_data_of_a_file_cannot_be_written") {
+        return;
+    }
+    let output = run_in_namespace(
+        r#"mount -t tmpfs -o size=100M t data
+         truncate -s 256M data/img; mkfs.btrfs -q -m single -d single data/img
+         set -- $(btrfs inspect-internal dump-tree -t chunk data/img | awk '
+             /length [0-9]/{ size = $2; is_data = /type DATA/ }
+             /stripe 0 devid/{ if (is_data) print $6, size }')
+         fallocate -l 64M data/img; fallocate -p -o $1 -l $2 data/img
+         head -c 200M /dev/zero >data/fill 2>ignored || true
+         L=$(losetup --find --show data/img)
+         trap "{ umount -l m1; losetup -d $L; } 2>ignored || true" EXIT
+         $B mount -o commit=3600 $L m1; D=$(daemon)
+         head -c 64K /dev/urandom >m1/file
+         perl -e 'open(my $f, "<", "m1") or die $!; my $mode = pack("L", 0);
+             print ioctl($f, 0x8004587d, $mode) ? "0\n" : ($! + 0) . "\n"'
+         mkdir m1/late 2>ignored && echo alive || echo shut down
+         $B umount m1 2>ignored || true; ended $D && echo ended"#,
+    );
+    assert_eq!(output, "5\nshut down\nended\n");
+}
