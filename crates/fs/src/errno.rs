@@ -306,7 +306,7 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 40, "one of each variant");
+        assert_eq!(kinds.len(), 41, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }

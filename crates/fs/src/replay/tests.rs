@@ -185,7 +185,7 @@ fn searches_for_entries_without_references_are_bounded() {
         .collect();
     fs.sync().expect("a commit");
     let tree_id = TreeId(root.subvolume);
-    let handle = fs.forest().join(Need::items(8000)).expect("space");
+    let handle = fs.forest().join(Need::items(400)).expect("space");
     for file in &files {
         let key = Key::new(file.ino, ItemType::INODE_REF, root.ino);
         handle.tree(tree_id).expect("a tree").remove(&key).expect("an item");
