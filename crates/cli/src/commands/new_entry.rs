@@ -24,17 +24,22 @@ use rustix::process::geteuid;
 /// The access lists of a file, and of a directory for what is made in it.
 pub(super) const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
-/// Makes a directory that only its owner can enter, and opens it.
+/// Makes a directory that only its owner can enter, and opens it. It keeps those of the bits
+/// `inherited` that it has inherited.
 ///
 /// # Errors
 /// Fails if the name exists, or another directory has replaced the new one (law 1).
-pub(super) fn make_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
+pub(super) fn make_directory(
+    parent: BorrowedFd<'_>,
+    name: &[u8],
+    inherited: Mode,
+) -> io::Result<OwnedFd> {
     mkdirat(parent, name, Mode::RWXU)?;
-    open_directory(parent, name)
+    open_directory(parent, name, inherited)
 }
 
 /// Opens the directory that was just made under a name.
-fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
+fn open_directory(parent: BorrowedFd<'_>, name: &[u8], inherited: Mode) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
     let dir = openat(parent, name, flags, Mode::empty())?;
     let replaced = || io::Error::other("another directory has replaced the new one");
@@ -44,8 +49,7 @@ fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<OwnedFd> {
     }
     // The lists first: a removed one leaves its permissions in the mode.
     remove_acls(&dir)?;
-    // What is made in it has its group, if the directory has inherited that.
-    let inherited = Mode::from_raw_mode(found.st_mode) & Mode::SGID;
+    let inherited = Mode::from_raw_mode(found.st_mode) & inherited;
     match fchmod(&dir, Mode::RWXU | inherited) {
         // All files of such a filesystem have one owner, or one mode: no directory is private.
         Err(Errno::PERM) if found.st_uid != geteuid().as_raw() => {}
@@ -142,7 +146,7 @@ mod tests {
             if has_entry {
                 fs::write(inbox.join("entry"), "").unwrap();
             }
-            let opened = open_directory(parent.as_fd(), name.as_bytes());
+            let opened = open_directory(parent.as_fd(), name.as_bytes(), Mode::SGID);
             assert_eq!(opened.is_err(), has_entry);
             let mode = fs::metadata(&inbox).unwrap().permissions().mode() & 0o7777;
             assert_eq!(mode, if has_entry { 0o2775 } else { 0o2700 });
@@ -154,13 +158,13 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let at = |name: &str| scratch.path().join(name);
         let parent = File::open(scratch.path()).unwrap();
-        make_directory(parent.as_fd(), b"new").unwrap();
-        let exists = make_directory(parent.as_fd(), b"new").unwrap_err();
+        make_directory(parent.as_fd(), b"new", Mode::empty()).unwrap();
+        let exists = make_directory(parent.as_fd(), b"new", Mode::empty()).unwrap_err();
         assert_eq!(exists.kind(), io::ErrorKind::AlreadyExists);
         symlink("nowhere", at("link")).unwrap();
         open_new(parent.as_fd(), b"link", FileType::Symlink).unwrap();
         // As if they had replaced new ones.
-        let directory = |name: &[u8]| open_directory(parent.as_fd(), name).map(drop);
+        let directory = |name: &[u8]| open_directory(parent.as_fd(), name, Mode::empty()).map(drop);
         let special = |name: &[u8]| open_new(parent.as_fd(), name, FileType::Symlink).map(drop);
         fs::create_dir(at("full")).unwrap();
         fs::write(at("full/file"), "").unwrap();

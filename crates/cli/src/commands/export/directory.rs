@@ -56,7 +56,8 @@ impl OutputDirectory {
             mkdirat(parent, name, Mode::RWXU)?;
             openat(parent, name, OPEN, Mode::empty())?
         } else {
-            new_entry::make_directory(parent.as_fd(), name)?
+            // What is made in it has its group, if the directory has inherited that.
+            new_entry::make_directory(parent.as_fd(), name, Mode::SGID)?
         };
         export.report.directory();
         let parent = Some(Arc::clone(parent));

@@ -41,7 +41,7 @@ enum Deferred {
 impl Root {
     /// Makes the directory in `parent`.
     pub(super) fn make(parent: BorrowedFd<'_>, name: &[u8], uuid: Uuid) -> Result<Self, Refusal> {
-        let dir = new_entry::make_directory(parent, name)?;
+        let dir = new_entry::make_directory(parent, name, Mode::empty())?;
         match fremovexattr(&dir, COMPRESSION) {
             Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::INVAL) => {}
             Err(errno) => return Err(errno.into()),
