@@ -62,7 +62,7 @@ fn the_table_of_another_process_delays_no_caller() {
 }
 
 /// As a user with fusermount3 can do: mounts of its own, at places that it moves deeper afterwards,
-/// in the mount namespace that everybody uses.
+/// in the mount namespace of all other programs.
 #[test]
 fn long_lines_of_one_user_refuse_no_change_of_others() {
     if !kernel_tests_enabled("long_lines_of_one_user_refuse_no_change_of_others") {

@@ -363,8 +363,8 @@ fn clones_that_come_and_go_make_no_room_below_a_limit() {
     assert!(written.is_err_and(|error| error.errno() == 122), "13 MiB below a limit of 8 MiB");
 }
 
-/// A limit is full: what a deletion or a truncation frees is there for the next write, which commits
-/// once. Without a deletion, a refusal commits nothing.
+/// A limit is full: what a deletion or a truncation frees is there for the next write, which
+/// commits once. Without a deletion, a refusal commits nothing.
 #[test]
 fn what_is_deleted_at_a_limit_can_be_written_by_the_next_write() {
     let volume = TestVolume::new();

@@ -321,8 +321,8 @@ impl Door {
                     return Err(Errno::EINTR);
                 }
             }
-            // So that the space is free, and the usage of quotas has it, when the call returns. Lost
-            // file data is that of others, who learn of it.
+            // So that the space is free, and the usage of quotas has it, when the call returns. A
+            // loss of file data is reported to the users of that file.
             match filesystem.sync_and_keep_errors() {
                 Ok(()) | Err(Error::File(_)) => {}
                 Err(error) => return Err(error.into()),
