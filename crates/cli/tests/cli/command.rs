@@ -78,3 +78,29 @@ pub(crate) fn in_mount_namespace(script: &str) -> String {
     let script = format!("{WITHOUT_OTHERS}{script}").replace('\'', "'\\''");
     format!("unshare --mount --propagation private sh -ec '{script}'")
 }
+
+/// Runs a bash script on a mount point, in which `$M` is the mount point and `$B` the command.
+/// Returns what it has printed. `try` prints a command, its status and its output, without the
+/// paths of both; `user` runs a command as another user.
+pub(crate) fn script_on_mount(
+    mount_point: &str,
+    script: &str,
+    variables: &[(&str, &str)],
+) -> String {
+    const BEGIN: &str = r#"
+exec 2>&1
+cd "$M"
+try() {
+    out="$("$@" 2>&1)"
+    status=$?
+    said="$*: $status $out"
+    said="${said//$B/butternut}"
+    printf '%s\n' "${said//$M/M}"
+}
+user() { setpriv --reuid=12345 --regid=12345 --clear-groups "$@"; }
+"#;
+    let mut bash = Command::new("bash");
+    bash.arg("-c").arg([BEGIN, script].concat()).env("M", mount_point);
+    bash.env("B", env!("CARGO_BIN_EXE_butternut")).envs(variables.iter().copied());
+    String::from_utf8_lossy(&bash.output().unwrap().stdout).into_owned()
+}

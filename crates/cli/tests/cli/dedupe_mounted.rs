@@ -10,24 +10,14 @@ use std::thread;
 use butternut_sys::extent_calls::{dedupe, extents};
 use butternut_undo::MountGuard;
 
-use super::command::{butternut, command, run};
+use super::command::{butternut, command, run, script_on_mount};
 use super::image::kernel_tests_enabled;
 
-/// A program for commands and a mount point: prints what each command did, without what differs
-/// from mount to mount.
+/// As for [`script_on_mount`]: prints what each command did, without what differs from mount to
+/// mount.
 const SCRIPT: &str = r#"
-exec 2>&1
-cd "$M"
 chmod 777 .
 umask 022
-try() {
-    out="$("$@" 2>&1)"
-    status=$?
-    said="$*: $status $out"
-    said="${said//$B/butternut}"
-    printf '%s\n' "${said//$M/M}"
-}
-user() { setpriv --reuid=12345 --regid=12345 --clear-groups "$@"; }
 # Bytes that compress, of a kind.
 data() {
     [ -e "$M.data$1" ] || od -An -v -tx1 -N 1000000 /dev/urandom | tr -d ' \n' > "$M.data$1"
@@ -104,7 +94,6 @@ umount dir/other
 /// Two files with the same bytes, of which one has the halves the other way round.
 const SWAPPED: &str = r#"
 set -e
-cd "$M"
 od -An -v -tx1 -N 65536 /dev/urandom | tr -d ' \n' > s
 sync -f .
 { tail -c 65536 s; head -c 65536 s; } > t
@@ -117,7 +106,6 @@ sync -f .
 /// Three copies, of which the first one has no checksums.
 const COPIES: &str = r#"
 set -e
-cd "$M"
 head -c 300000 /dev/urandom > a
 sync -f .
 mount -o remount,datasum .
@@ -128,15 +116,7 @@ sync -f .
 "#;
 
 fn script(mountpoint: &str) -> String {
-    run_script(SCRIPT, mountpoint)
-}
-
-fn run_script(script: &str, mountpoint: &str) -> String {
-    let program = command().get_program().to_os_string();
-    let mut bash = std::process::Command::new("bash");
-    bash.arg("-c").arg(script).env("B", program).env("M", mountpoint);
-    let output = bash.output().unwrap();
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    script_on_mount(mountpoint, SCRIPT, &[])
 }
 
 /// Mounts a new volume by the kernel or by ours with these options, calls `run_on` with the mount
@@ -340,7 +320,8 @@ fn parts_of_one_compressed_extent_are_shared_already() {
         return;
     }
     for is_kernel in [true, false] {
-        let (said, _) = on_mount(is_kernel, ",compress=zstd", |at| run_script(SWAPPED, at));
+        let (said, _) =
+            on_mount(is_kernel, ",compress=zstd", |at| script_on_mount(at, SWAPPED, &[]));
         let saved: Vec<&str> =
             said.lines().filter(|line| line.starts_with("deduplicated: ")).collect();
         let want = ["deduplicated: 128.00KiB (131072 bytes)", "deduplicated: 0.00B (0 bytes)"];
@@ -353,7 +334,7 @@ fn copies_with_checksums_share_although_the_first_copy_has_none() {
     if !kernel_tests_enabled("copies_with_checksums_share_although_the_first_copy_has_none") {
         return;
     }
-    let (said, _) = on_mount(true, ",nodatasum", |at| run_script(COPIES, at));
+    let (said, _) = on_mount(true, ",nodatasum", |at| script_on_mount(at, COPIES, &[]));
     assert!(said.contains("\ndeduplicated: 296.00KiB (303104 bytes)\n"), "{said}");
     assert!(said.contains("\nfiles skipped: 1 refused by the filesystem\n"), "{said}");
 }

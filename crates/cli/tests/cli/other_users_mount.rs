@@ -173,16 +173,10 @@ fn root_unmounts_a_mount_of_another_user_whose_process_does_not_respond() {
     assert!(output.ends_with("\nnot mounted\nended\n"), "{output}");
 }
 
-/// A user with access to the mount syncs before root unmounts, and data of a file is lost by that.
-/// Both get the error.
-#[test]
-fn another_user_gets_an_error_and_does_not_take_it_from_umount() {
-    if !kernel_tests_enabled("another_user_gets_an_error_and_does_not_take_it_from_umount") {
-        return;
-    }
-    // The device is a file with a hole where the data would be, on a filesystem without free space.
-    let output = run_in_namespace(
-        "mount -t tmpfs -o size=100M t data
+/// Runs a script in its own mount namespace, with a device `$L` that can hold no file data: a file
+/// with a hole where the data would be, on a filesystem without free space.
+fn lossy(script: &str) -> String {
+    const DEVICE: &str = r#"mount -t tmpfs -o size=100M t data
          truncate -s 256M data/img; mkfs.btrfs -q -m single -d single data/img
          set -- $(btrfs inspect-internal dump-tree -t chunk data/img | awk '
              /length [0-9]/{ size = $2; is_data = /type DATA/ }
@@ -190,8 +184,20 @@ fn another_user_gets_an_error_and_does_not_take_it_from_umount() {
          fallocate -l 64M data/img; fallocate -p -o $1 -l $2 data/img
          head -c 200M /dev/zero >data/fill 2>ignored || true
          L=$(losetup --find --show data/img)
-         trap \"{ umount -l m1; losetup -d $L; } 2>ignored || true\" EXIT
-         $B mount -o allow_other,commit=3600 $L m1; D=$(daemon); chmod 777 m1; chmod 755 .
+         trap "{ umount -l m1; losetup -d $L; } 2>ignored || true" EXIT
+         "#;
+    run_in_namespace(&[DEVICE, script].concat())
+}
+
+/// A user with access to the mount syncs before root unmounts, and data of a file is lost by that.
+/// Both get the error.
+#[test]
+fn another_user_gets_an_error_and_does_not_take_it_from_umount() {
+    if !kernel_tests_enabled("another_user_gets_an_error_and_does_not_take_it_from_umount") {
+        return;
+    }
+    let output = lossy(
+        "$B mount -o allow_other,commit=3600 $L m1; D=$(daemon); chmod 777 m1; chmod 755 .
          AS='setpriv --reuid=65534 --regid=65534 --clear-groups'
          head -c 64K /dev/urandom >m1/file && echo written
          cp $B butternut; chmod 755 butternut
@@ -214,18 +220,8 @@ fn a_wait_for_a_deletion_takes_no_error_from_umount() {
     if !kernel_tests_enabled("a_wait_for_a_deletion_takes_no_error_from_umount") {
         return;
     }
-    // The device is a file with a hole where the data would be, on a filesystem without free space.
-    let output = run_in_namespace(
-        "mount -t tmpfs -o size=100M t data
-         truncate -s 256M data/img; mkfs.btrfs -q -m single -d single data/img
-         set -- $(btrfs inspect-internal dump-tree -t chunk data/img | awk '
-             /length [0-9]/{ size = $2; is_data = /type DATA/ }
-             /stripe 0 devid/{ if (is_data) print $6, size }')
-         fallocate -l 64M data/img; fallocate -p -o $1 -l $2 data/img
-         head -c 200M /dev/zero >data/fill 2>ignored || true
-         L=$(losetup --find --show data/img)
-         trap \"{ umount -l m1; losetup -d $L; } 2>ignored || true\" EXIT
-         $B mount -o allow_other,commit=3600 $L m1; D=$(daemon); chmod 777 m1; chmod 755 .
+    let output = lossy(
+        "$B mount -o allow_other,commit=3600 $L m1; D=$(daemon); chmod 777 m1; chmod 755 .
          AS='setpriv --reuid=65534 --regid=65534 --clear-groups'
          cp $B butternut; chmod 755 butternut
          $B subvolume create -q m1/sub; echo text >m1/sub/file
@@ -244,17 +240,8 @@ fn a_shutdown_is_done_also_if_the_data_of_a_file_cannot_be_written() {
     if !kernel_tests_enabled("a_shutdown_is_done_also_if_the_data_of_a_file_cannot_be_written") {
         return;
     }
-    let output = run_in_namespace(
-        r#"mount -t tmpfs -o size=100M t data
-         truncate -s 256M data/img; mkfs.btrfs -q -m single -d single data/img
-         set -- $(btrfs inspect-internal dump-tree -t chunk data/img | awk '
-             /length [0-9]/{ size = $2; is_data = /type DATA/ }
-             /stripe 0 devid/{ if (is_data) print $6, size }')
-         fallocate -l 64M data/img; fallocate -p -o $1 -l $2 data/img
-         head -c 200M /dev/zero >data/fill 2>ignored || true
-         L=$(losetup --find --show data/img)
-         trap "{ umount -l m1; losetup -d $L; } 2>ignored || true" EXIT
-         $B mount -o commit=3600 $L m1; D=$(daemon)
+    let output = lossy(
+        r#"$B mount -o commit=3600 $L m1; D=$(daemon)
          head -c 64K /dev/urandom >m1/file
          perl -e 'open(my $f, "<", "m1") or die $!; my $mode = pack("L", 0);
              print ioctl($f, 0x8004587d, $mode) ? "0\n" : ($! + 0) . "\n"'

@@ -1,7 +1,7 @@
 //! Quotas and quota groups: what the commands print is what btrfs-progs prints, and the kernel has
 //! the groups and the limits that they set.
 
-use super::command::{butternut, command, run, shell};
+use super::command::{butternut, run, script_on_mount, shell};
 use super::image::{build, kernel_tests_enabled};
 use butternut_undo::MountGuard;
 use std::path::{Path, PathBuf};
@@ -117,18 +117,8 @@ fn groups_and_limits_are_changed_for_the_kernel() {
     assert_eq!(before, after);
 }
 
-/// A program for commands, and a mount point.
+/// As for [`script_on_mount`].
 const ON_A_MOUNT: &str = r#"
-exec 2>&1
-cd "$M"
-try() {
-    out="$("$@" 2>&1)"
-    status=$?
-    said="$*: $status $out"
-    said="${said//$B/butternut}"
-    printf '%s\n' "${said//$M/M}"
-}
-user() { setpriv --reuid=12345 --regid=12345 --clear-groups "$@"; }
 try "$B" quota status .
 try "$B" qgroup show .
 try "$B" qgroup create 1/7 .
@@ -194,10 +184,7 @@ fn quotas_of_a_mounted_volume_are_changed_by_its_process() {
     run("chmod", &["755", scratch.path().to_str().unwrap()].map(AsRef::as_ref));
     butternut(&["mkfs", "--size", "256M", image]).ok();
     butternut(&["mount", "-o", "allow_other", image, at]).ok();
-    let mut bash = std::process::Command::new("bash");
-    let program = command().get_program().to_os_string();
-    bash.arg("-c").arg(ON_A_MOUNT).env("B", program).env("M", at);
-    let printed = String::from_utf8(bash.output().unwrap().stdout).unwrap();
+    let printed = script_on_mount(at, ON_A_MOUNT, &[]);
     let shown = ["-pcre", "--raw"].map(|form| butternut(&["qgroup", "show", form, at]).ok());
     let json = butternut(&["--json", "qgroup", "show", at]).ok();
     butternut(&["umount", at]).ok();

@@ -1,23 +1,12 @@
 //! Commands for subvolumes of a mounted volume: the same script on a mount of ours and on one of
 //! the kernel, with the same results.
 
-use super::command::{butternut, command, run};
+use super::command::{butternut, run, script_on_mount};
 use super::image::kernel_tests_enabled;
 use butternut_undo::MountGuard;
 
-/// A program for commands, a mount point and a place for output: prints what each command did.
-/// `try` prints the status, and the message without the path of the mount.
+/// As for [`script_on_mount`].
 const SCRIPT: &str = r#"
-exec 2>&1
-cd "$M"
-try() {
-    out="$("$@" 2>&1)"
-    status=$?
-    said="$*: $status $out"
-    said="${said//$B/butternut}"
-    printf '%s\n' "${said//$M/M}"
-}
-user() { setpriv --reuid=12345 --regid=12345 --clear-groups "$@"; }
 other() { setpriv --reuid=54321 --regid=54321 --clear-groups "$@"; }
 # Without what differs from volume to volume.
 list() { "$B" subvolume list "$@" 2>&1 | sed 's/gen [0-9]*/gen N/g; s/otime [-0-9 :]*/otime T /'; }
@@ -155,12 +144,7 @@ cat snap/file
 
 /// Runs the script on a mounted volume, and returns what it printed.
 fn script(mountpoint: &str, waits: bool) -> String {
-    let program = command().get_program().to_os_string();
-    let mut bash = std::process::Command::new("bash");
-    bash.arg("-c").arg(SCRIPT).env("B", program).env("M", mountpoint);
-    bash.env("WAITS", if waits { "1" } else { "" });
-    let output = bash.output().unwrap();
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    script_on_mount(mountpoint, SCRIPT, &[("WAITS", if waits { "1" } else { "" })])
 }
 
 /// Makes a volume, mounts it with the command, runs the script and unmounts.

@@ -66,6 +66,44 @@ fn each_item(block: &mut [u8], mut see: impl FnMut(u8, &mut [u8]) -> bool) -> bo
     is_changed
 }
 
+/// Returns a copy with changed items of one tree, of which there is at least one.
+fn with_items(
+    volume: &TestVolume,
+    tree: u64,
+    mut change: impl FnMut(u8, &mut [u8]) -> bool,
+) -> TestVolume {
+    let mut is_changed = false;
+    let changed = volume.with_leaves(|block| {
+        let owner = u64::from_le_bytes(block[88..96].try_into().unwrap());
+        let is_here = owner == tree && each_item(block, &mut change);
+        is_changed |= is_here;
+        is_here
+    });
+    assert!(is_changed);
+    changed
+}
+
+/// Sets a flag of the status item: version, generation, flags.
+fn with_status_flag(volume: &TestVolume, flag: u64) -> TestVolume {
+    with_items(volume, 8, |kind, data| {
+        if kind == 240 {
+            data[16] |= u8::try_from(flag).unwrap();
+        }
+        kind == 240
+    })
+}
+
+/// Gives each data extent with one reference a count of two.
+fn with_wrong_count(volume: &TestVolume) -> TestVolume {
+    with_items(volume, 2, |kind, data| {
+        let is_data = kind == 168 && data[16] & 1 != 0 && data[0] == 1;
+        if is_data {
+            data[0] = 2;
+        }
+        is_data
+    })
+}
+
 /// A rescan that the kernel has begun, and that fails here, is not left for the kernel as one that
 /// has nothing left to scan: it would take the numbers as exact.
 #[test]
@@ -75,30 +113,7 @@ fn a_rescan_that_fails_is_not_one_that_is_nearly_done() {
     assert!(fs.enable_quotas().unwrap());
     fs.create_path(b"file", &new(0o644)).unwrap().write_at(0, &vec![1; 300_000]).unwrap();
     fs.close().unwrap();
-    let mut is_broken = false;
-    let volume = volume.with_leaves(|block| {
-        let owner = u64::from_le_bytes(block[88..96].try_into().unwrap());
-        match owner {
-            // QGROUP_STATUS: version, generation, flags.
-            8 => each_item(block, |kind, data| {
-                if kind == 240 {
-                    data[16] |= 2;
-                }
-                kind == 240
-            }),
-            // A data extent with one reference more than it has.
-            2 => each_item(block, |kind, data| {
-                let is_data = kind == 168 && data[16] & 1 != 0 && data[0] == 1;
-                if is_data {
-                    data[0] = 2;
-                    is_broken = true;
-                }
-                is_data
-            }),
-            _ => false,
-        }
-    });
-    assert!(is_broken);
+    let volume = with_status_flag(&with_wrong_count(&volume), STATUS_RESCAN);
     let fs = volume.open();
     fs.create_path(b"other", &new(0o644)).unwrap();
     fs.sync().unwrap();
@@ -249,16 +264,7 @@ fn a_deletion_makes_room_below_a_limit_while_the_usage_is_inconsistent() {
     fs.create_path(b"sub/file", &new(0o644)).unwrap().write_at(0, &vec![1; 4 << 20]).unwrap();
     fill(&fs, sub);
     fs.close().unwrap();
-    let volume = volume.with_leaves(|block| {
-        let owner = u64::from_le_bytes(block[88..96].try_into().unwrap());
-        owner == 8
-            && each_item(block, |kind, data| {
-                if kind == 240 {
-                    data[16] |= 4; // STATUS_INCONSISTENT
-                }
-                kind == 240
-            })
-    });
+    let volume = with_status_flag(&volume, STATUS_INCONSISTENT);
     let fs = open(&volume);
     fs.unlink(FileId::root_of(sub), b"file").unwrap();
     fs.sync().unwrap();
@@ -279,16 +285,7 @@ fn a_limit_holds_over_commits_while_the_usage_is_inconsistent() {
     let limits = QgroupLimits { referenced: Some(8 << 20), exclusive: None };
     fs.limit_qgroup(QgroupId(sub), limits).unwrap();
     fs.close().unwrap();
-    let volume = volume.with_leaves(|block| {
-        let owner = u64::from_le_bytes(block[88..96].try_into().unwrap());
-        owner == 8
-            && each_item(block, |kind, data| {
-                if kind == 240 {
-                    data[16] |= 4;
-                }
-                kind == 240
-            })
-    });
+    let volume = with_status_flag(&volume, STATUS_INCONSISTENT);
     let fs = open(&volume);
     let mut written = 0_u64;
     for number in 0..10 {
@@ -310,21 +307,7 @@ fn a_rescan_that_fails_is_an_error_of_the_call() {
     assert!(fs.enable_quotas().unwrap());
     fs.create_path(b"file", &new(0o644)).unwrap().write_at(0, &vec![1; 300_000]).unwrap();
     fs.close().unwrap();
-    let mut is_broken = false;
-    let volume = volume.with_leaves(|block| {
-        let owner = u64::from_le_bytes(block[88..96].try_into().unwrap());
-        // A data extent with one reference more than it has.
-        owner == 2
-            && each_item(block, |kind, data| {
-                let is_data = kind == 168 && data[16] & 1 != 0 && data[0] == 1;
-                if is_data {
-                    data[0] = 2;
-                    is_broken = true;
-                }
-                is_data
-            })
-    });
-    assert!(is_broken);
+    let volume = with_wrong_count(&volume);
     let fs = open(&volume);
     assert!(fs.rescan_quotas().is_err(), "the numbers are inconsistent, and the call says success");
     assert!(!fs.enable_quotas().expect("they are enabled already"));
@@ -333,7 +316,7 @@ fn a_rescan_that_fails_is_an_error_of_the_call() {
 }
 
 /// Clones of extents that another subvolume has added in the same transaction, and their removal,
-/// give back nothing that was charged for other extents.
+/// free nothing that was charged for other extents.
 #[test]
 fn clones_that_come_and_go_make_no_room_below_a_limit() {
     let volume = TestVolume::new();

@@ -93,16 +93,36 @@ impl Charges {
 }
 
 impl Quota {
+    /// Returns the groups with a limit that include a subvolume.
+    fn limiting(&self, tree: TreeId) -> Vec<QgroupId> {
+        let mut limiting = Vec::new();
+        self.groups.including(group_of(tree), |id| {
+            let flags = self.groups.get(id).map_or(0, |group| group.limit.flags.get());
+            if flags & (LIMIT_REFERENCED | LIMIT_EXCLUSIVE) != 0 {
+                limiting.push(id);
+            }
+        });
+        limiting
+    }
+
+    /// Whether one of some groups includes a subvolume.
+    fn is_in(&self, tree: TreeId, groups: &[QgroupId]) -> bool {
+        let mut is_in = false;
+        self.groups.including(group_of(tree), |id| is_in |= groups.contains(&id));
+        is_in
+    }
+
+    /// Whether a limit applies to a subvolume (law 5).
+    pub(crate) fn limits(&self, tree: TreeId) -> bool {
+        self.has_limits && self.is_consistent() && !self.limiting(tree).is_empty()
+    }
+
     /// Returns the bytes that a subvolume may still allocate, and the group whose limit says so;
     /// `None` if there is no limit.
     fn left(&self, tree: TreeId, growth: &Growth) -> Option<(u64, QgroupId)> {
         let mut least: Option<(u64, QgroupId)> = None;
-        self.groups.including(group_of(tree), |id| {
-            let Some(group) = self.groups.get(id) else { return };
-            let flags = group.limit.flags.get();
-            if flags & (LIMIT_REFERENCED | LIMIT_EXCLUSIVE) == 0 {
-                return;
-            }
+        for id in self.limiting(tree) {
+            let Some(group) = self.groups.get(id) else { continue };
             let more = self.pending_bytes(id, growth);
             let limits = [
                 (LIMIT_REFERENCED, group.limit.max_rfer.get(), group.usage.referenced),
@@ -112,44 +132,30 @@ impl Quota {
                 let used = i128::from(usage).saturating_add(more);
                 let left = i128::from(limit).saturating_sub(used).max(0);
                 let left = u64::try_from(left).unwrap_or(u64::MAX);
-                if flags & flag != 0 && least.is_none_or(|(least, _)| left < least) {
+                let is_set = group.limit.flags.get() & flag != 0;
+                if is_set && least.is_none_or(|(least, _)| left < least) {
                     least = Some((left, id));
                 }
             }
-        });
+        }
         least
     }
 
     /// Whether a commit may make room below the limits of a subvolume: a group with a limit
     /// includes it, and a subvolume of which the running transaction has dropped data (law 3).
     pub(crate) fn frees(&self, tree: TreeId) -> bool {
-        let mut limiting = Vec::new();
-        self.groups.including(group_of(tree), |id| {
-            let flags = self.groups.get(id).map_or(0, |group| group.limit.flags.get());
-            if flags & (LIMIT_REFERENCED | LIMIT_EXCLUSIVE) != 0 {
-                limiting.push(id);
-            }
-        });
-        let is_limited = |tree: TreeId| {
-            let mut is_included = false;
-            self.groups.including(group_of(tree), |id| is_included |= limiting.contains(&id));
-            is_included
-        };
-        self.charges.trees.iter().any(|(tree, charge)| charge.has_dropped && is_limited(*tree))
+        let limiting = self.limiting(tree);
+        let mut charges = self.charges.trees.iter();
+        charges.any(|(tree, charge)| charge.has_dropped && self.is_in(*tree, &limiting))
     }
 
     /// Returns what a group will use more than at the last commit (law 2).
     fn pending_bytes(&self, group: QgroupId, growth: &Growth) -> i128 {
-        let includes = |tree: TreeId| {
-            let mut is_included = false;
-            self.groups.including(group_of(tree), |id| is_included |= id == group);
-            is_included
-        };
         let charged = self.charges.trees.iter().map(|(tree, charge)| {
             (*tree, i128::from(charge.held).saturating_add(charge.added.into()))
         });
         let grown = growth.iter().map(|(tree, bytes)| (*tree, i128::from(*bytes)));
-        let pending = charged.chain(grown).filter(|(tree, _)| includes(*tree));
+        let pending = charged.chain(grown).filter(|(tree, _)| self.is_in(*tree, &[group]));
         pending.fold(0, |sum: i128, (_, bytes)| sum.saturating_add(bytes))
     }
 

@@ -7,9 +7,7 @@ use super::items;
 use super::limits::Charges;
 use crate::error::TreeError;
 use crate::tree::Tree;
-use butternut_format::quota::{
-    LIMIT_EXCLUSIVE, LIMIT_REFERENCED, STATUS_INCONSISTENT, STATUS_ON, STATUS_RESCAN,
-};
+use butternut_format::quota::{STATUS_INCONSISTENT, STATUS_ON, STATUS_RESCAN};
 use butternut_format::units::{Generation, TreeId};
 use std::sync::Arc;
 
@@ -101,19 +99,6 @@ impl Quota {
     /// Notes that a deleted subvolume has no blocks any more.
     pub(crate) fn note_dropped(&mut self, tree: TreeId) {
         self.dropped.push(tree);
-    }
-
-    /// Whether a limit applies to a subvolume: while the usage is inconsistent, none does.
-    pub(crate) fn limits(&self, tree: TreeId) -> bool {
-        if !self.has_limits || !self.is_consistent() {
-            return false;
-        }
-        let mut is_limited = false;
-        self.groups.including(group_of(tree), |id| {
-            let flags = self.groups.get(id).map_or(0, |group| group.limit.flags.get());
-            is_limited |= flags & (LIMIT_REFERENCED | LIMIT_EXCLUSIVE) != 0;
-        });
-        is_limited
     }
 
     /// Makes the usage inconsistent.

@@ -23,13 +23,7 @@ pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), Tre
     .map_err(TreeError::Unwritable)?;
     require(!super_block.is_seeding(), "seed", "a seed device", "a device that is not a seed")
         .map_err(TreeError::Unwritable)?;
-    require(
-        !super_block.has(feature::SIMPLE_QUOTA),
-        "quotas",
-        "simple quotas",
-        "none: the kernel's `btrfs quota disable` ends them",
-    )
-    .map_err(TreeError::Unwritable)?;
+    no_simple_quotas(super_block.has(feature::SIMPLE_QUOTA))?;
     if let Some(device) = trees.volume().unlisted_device() {
         let have = format_args!("{device}, which has no device item");
         let want = "only devices of the volume: leave out one that was removed from it";
@@ -57,14 +51,13 @@ fn writable_quotas(trees: &CommittedTrees) -> Result<(), TreeError> {
     let Some(status) = read_status(&tree)?.filter(|status| status.flags & STATUS_ON != 0) else {
         return Ok(());
     };
-    let is_simple = status.flags & STATUS_SIMPLE_MODE != 0;
-    require(
-        !is_simple,
-        "quotas",
-        "simple quotas",
-        "none: the kernel's `btrfs quota disable` ends them",
-    )
-    .map_err(TreeError::Unwritable)
+    no_simple_quotas(status.flags & STATUS_SIMPLE_MODE != 0)
+}
+
+/// Fails if the volume has simple quotas.
+fn no_simple_quotas(has_them: bool) -> Result<(), TreeError> {
+    let want = "none: the kernel's `btrfs quota disable` ends them";
+    require(!has_them, "quotas", "simple quotas", want).map_err(TreeError::Unwritable)
 }
 
 /// Refuses a volume with an interrupted balance: it has relocation trees, which only the kernel can
