@@ -140,7 +140,7 @@ fn on_mount<R>(is_kernel: bool, options: &str, run_on: impl FnOnce(&str) -> R) -
     if is_kernel {
         run("umount", &[at].map(AsRef::as_ref));
     } else {
-        butternut(&["umount", at]).ok();
+        butternut(&["umount", "-q", at]).ok();
     }
     run("btrfs", &["check", "--check-data-csum", image].map(AsRef::as_ref));
     let used = butternut(&["filesystem", "du", "-s", image, "/"]).ok();

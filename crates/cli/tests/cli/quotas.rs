@@ -187,7 +187,7 @@ fn quotas_of_a_mounted_volume_are_changed_by_its_process() {
     let printed = script_on_mount(at, ON_A_MOUNT, &[]);
     let shown = ["-pcre", "--raw"].map(|form| butternut(&["qgroup", "show", form, at]).ok());
     let json = butternut(&["--json", "qgroup", "show", at]).ok();
-    butternut(&["umount", at]).ok();
+    butternut(&["umount", "-q", at]).ok();
     let mut lines = printed.lines();
     for expected in ON_A_MOUNT_PRINTS {
         assert!(lines.any(|line| line == *expected), "{expected}\n{printed}");

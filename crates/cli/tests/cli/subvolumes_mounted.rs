@@ -190,7 +190,7 @@ fn a_mount_serves_the_calls_for_subvolumes_as_the_kernel_does() {
                 butternut(&["mount", "-o", &options, image, at]).ok();
             },
             |at| {
-                butternut(&["umount", at]).ok();
+                butternut(&["umount", "-q", at]).ok();
             },
         );
         for (ours, kernel) in ours.lines().zip(kernel.lines()) {
