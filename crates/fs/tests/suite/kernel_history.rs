@@ -307,7 +307,9 @@ fn xattrs(path: &Path) -> String {
         let name = OsString::from_vec(name.to_vec());
         let mut value = vec![0; 65536];
         let bytes = rustix::fs::lgetxattr(path, name.as_os_str(), &mut value[..]).unwrap();
-        all.insert(name, value[..bytes].escape_ascii().to_string());
+        let value = value[..bytes].escape_ascii().to_string();
+        // Spaces separate the words of a description.
+        all.insert(name, value.replace(' ', "\\x20"));
     }
     let mut text = String::new();
     for (name, value) in all {
