@@ -3,7 +3,8 @@
 //! Laws:
 //!
 //! 1. Data past the new end is gone, also when the file becomes longer again later: the rest of
-//!    its last block is zeroed.
+//!    its last block is zeroed. As every write, these zeroes can be lost if the device fails to
+//!    write them back, which is recorded; then the old bytes of that block are back.
 //! 2. Truncation to a smaller size succeeds on a full volume.
 //! 3. A long file is cut from its end, in steps that a transaction can reserve for. Each step
 //!    leaves the file as a truncation to another size would.

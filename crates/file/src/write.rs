@@ -124,12 +124,26 @@ impl FileState {
     /// Writes as [`Self::write_at`] does, but everything is on disk when it returns: whole blocks,
     /// however few, are written from the caller's memory, and the rest is written back.
     ///
+    /// Where the rest could not be written back, the write is as short as the whole blocks in front
+    /// of it, and the file ends with them.
+    ///
     /// # Errors
-    /// Nothing could be written, or the rest could not be written back.
+    /// Nothing could be written, or the rest could not be written back and has no whole blocks in
+    /// front of it.
     pub fn write_direct(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
+        let size = self.size();
         let written = self.write_split(offset, bytes, BLOCK, Wait::Block);
         let flushed = if self.dirty_bytes() > 0 { self.write_back() } else { Ok(()) };
-        written.and_then(|written| flushed.map(|()| written))
+        let (Ok(written), Err(error)) = (&written, flushed) else { return written };
+        let is_aligned = offset.is_multiple_of(SECTOR_BYTES);
+        let whole = if is_aligned { written / BLOCK * BLOCK } else { 0 };
+        let end = if whole > 0 { size.max(offset + length(whole)) } else { size };
+        if end < self.size() {
+            self.shared.set_size(end);
+            // Data that was written after it must not appear when the end moves (law 2).
+            self.drop_overlay(end.next_multiple_of(SECTOR_BYTES)..u64::MAX);
+        }
+        if whole > 0 { Ok(whole) } else { Err(error) }
     }
 
     /// Fails unless the volume is open for writing.

@@ -6,6 +6,7 @@
 //! | `directory`, `path` | lookup, listing, and resolving paths |
 //! | `xattr`, `set_xattr` | extended attributes and the targets of symbolic links |
 
+pub(crate) mod bounded;
 pub(crate) mod create;
 pub(crate) mod directory;
 pub(crate) mod link;

@@ -22,11 +22,10 @@
 //! 4. Every loop takes its items from the log, or removes what it takes.
 //! 5. The references of an inode, and each part of a listing, are read once per stage, and one
 //!    reference is found by its key: the work grows with the number of names, not with its square.
-//!    Searches for entries without references are bounded ([`bounded`]).
+//!    Searches for entries without references are bounded ([`crate::names::bounded`]).
 //!
 //! Left to others: reading a log (`tree`), deleting orphans (`inode/orphans`).
 
-mod bounded;
 mod extents;
 mod inodes;
 mod links;
@@ -34,8 +33,8 @@ mod names;
 #[cfg(test)]
 mod tests;
 
+use crate::names::bounded::STEPS_MAX;
 use crate::{Error, Result};
-use bounded::STEPS_MAX;
 use butternut_format::feature;
 use butternut_format::inode::Inode;
 use butternut_format::key::{ItemType, Key};

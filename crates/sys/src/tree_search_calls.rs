@@ -15,7 +15,7 @@
 #![expect(clippy::host_endian_bytes, reason = "numbers in arguments of calls are in host order")]
 
 use std::io;
-use std::ops::RangeInclusive;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::os::fd::BorrowedFd;
 
 use crate::subvolume_calls::Arguments;
@@ -35,7 +35,7 @@ const PATH_AT: usize = 16;
 pub type ItemKey = (u64, u8, u64);
 
 /// Calls `visit` with the key and the data of each item of a tree with keys in a range, in key
-/// order. Items that do not fit into one call come without data.
+/// order, until it breaks off. Items that do not fit into one call come without data.
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_ADMIN`; `ENOENT` if there is no such tree; `ENOTTY` where the
@@ -44,7 +44,7 @@ pub fn search(
     fd: BorrowedFd<'_>,
     tree: u64,
     keys: RangeInclusive<ItemKey>,
-    visit: &mut dyn FnMut(ItemKey, &[u8]),
+    visit: &mut dyn FnMut(ItemKey, &[u8]) -> ControlFlow<()>,
 ) -> io::Result<()> {
     let (mut from, to) = keys.into_inner();
     while from <= to {
@@ -59,7 +59,9 @@ pub fn search(
             if key < from || key > to || last.is_some_and(|last| key <= last) {
                 return Err(invalid());
             }
-            visit(key, data);
+            if visit(key, data).is_break() {
+                return Ok(());
+            }
             (rest, last) = (behind, Some(key));
         }
         match last.and_then(successor) {
@@ -146,7 +148,8 @@ mod tests {
     fn other_filesystems_are_refused() {
         let dir = std::fs::File::open("/proc").expect("/proc is mounted");
         let keys = (0, 0, 0)..=(u64::MAX, u8::MAX, u64::MAX);
-        let refused = search(dir.as_fd(), 1, keys, &mut |_, _| {}).map_err(|e| e.raw_os_error());
+        let refused = search(dir.as_fd(), 1, keys, &mut |_, _| ControlFlow::Continue(()))
+            .map_err(|e| e.raw_os_error());
         assert_eq!(refused, Err(Some(libc::ENOTTY)));
         let refused = path_of_inode(dir.as_fd(), 5, 256).map_err(|e| e.raw_os_error());
         assert_eq!(refused, Err(Some(libc::ENOTTY)));

@@ -107,6 +107,7 @@ impl Handle {
         let result = deletion.run(&root);
         if deletion.path.is_empty() && result.is_ok() {
             self.mark_changed();
+            running.note_dropped_data(id);
             return Ok(Dropped::Whole);
         }
         // A deletion that cannot go on causes no commit.
@@ -114,6 +115,8 @@ impl Handle {
             return result.map(|()| Dropped::Part);
         }
         self.mark_changed();
+        // A commit makes room for the groups that include the subvolume.
+        running.note_dropped_data(id);
         let mut state = tree.state_mut();
         state.converted = deletion.converted;
         if let Some((key, level)) = deletion.progress()

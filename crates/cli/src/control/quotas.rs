@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 /// Bytes of a page of the report, about: the paths and the parents of its groups as JSON.
 const PAGE_BYTES_MAX: usize = 1 << 20;
 
+/// Groups that a process may say that a volume has, at most.
+const GROUPS_MAX: usize = 1 << 20;
+
 /// A change of the quotas. Groups have the ids of the format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -165,8 +168,8 @@ impl QuotaReport {
             Some(_) => first > last,
         };
         let count = self.groups.len().saturating_add(page.groups.len());
-        // Some may have been created meanwhile.
-        let is_short = count <= self.count.saturating_mul(2).saturating_add(1000);
+        // Some may have been created meanwhile. The first number, too, is the word of the process.
+        let is_short = count <= self.count.min(GROUPS_MAX).saturating_mul(2).saturating_add(1000);
         if !goes_on || !is_short || page.is_enabled != self.is_enabled {
             return Err("its report changes while it is read".to_owned());
         }
@@ -231,6 +234,9 @@ mod tests {
         report.append(page(&[], Some(258))).expect_err("nothing, and more");
         report.append(page(&[257], None)).expect_err("the same again");
         report.append(page(&[258], None)).expect("the last page");
+        report.count = usize::MAX;
+        let too_many: Vec<u64> = (1000..3_000_000).collect();
+        report.append(page(&too_many, None)).expect_err("more groups than a volume has");
         assert_eq!((report.groups.len(), report.next), (4, None));
     }
 

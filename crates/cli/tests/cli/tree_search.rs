@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -31,7 +32,11 @@ type Items = Vec<(ItemKey, Vec<u8>)>;
 fn items(fd: BorrowedFd<'_>, tree: u64) -> Items {
     let mut items = Items::new();
     let keys = (0, 0, 0)..=(u64::MAX, u8::MAX, u64::MAX);
-    search(fd, tree, keys, &mut |key, data| items.push((key, data.to_vec()))).unwrap();
+    search(fd, tree, keys, &mut |key, data| {
+        items.push((key, data.to_vec()));
+        ControlFlow::Continue(())
+    })
+    .unwrap();
     items
 }
 
@@ -88,7 +93,7 @@ fn a_mount_shows_the_items_and_paths_that_the_kernel_shows() {
     }
     let keys = (0, 0, 0)..=(u64::MAX, u8::MAX, u64::MAX);
     let missing = |root: &File| {
-        let found = search(root.as_fd(), 9999, keys.clone(), &mut |_, _| {});
+        let found = search(root.as_fd(), 9999, keys.clone(), &mut |_, _| ControlFlow::Continue(()));
         found.map_err(|error| error.raw_os_error())
     };
     assert_eq!(missing(&our_root), missing(&their_root));

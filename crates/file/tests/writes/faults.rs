@@ -435,3 +435,29 @@ fn a_range_that_is_zeroed_behind_inline_data_is_zeroed_or_refused_without_space(
         compare(&source, &file, &want);
     }
 }
+
+#[test]
+fn a_direct_write_that_loses_its_last_bytes_ends_with_its_whole_blocks() {
+    let device = Arc::new(FaultyDevice::new(fresh(256), 1));
+    let source = open_faulty(&device);
+    create(&source, 300, InodeFlags::default());
+    let mut file = state(&source, 300);
+    let mut want = noise(1, 8192);
+    file.write_at(0, &want).unwrap();
+    commit(&source, &mut file);
+    let new = noise(2, 4096 + 100);
+    // The whole block is the first write of the device, the rest the second.
+    let (range, when) = (0..u64::MAX, When::Nth(1));
+    let rule = device.add(Rule { range, when, fault: Fault::WriteError });
+    assert_eq!(file.write_direct(8192, &new).unwrap(), 4096);
+    device.remove(rule);
+    want.extend_from_slice(&new[..4096]);
+    compare(&source, &file, &want);
+    // Nothing is in front of the bytes that are lost.
+    let rule =
+        device.add(Rule { range: 0..u64::MAX, when: When::Nth(1), fault: Fault::WriteError });
+    assert!(file.write_direct(12_288 + 50, &new).is_err());
+    device.remove(rule);
+    commit(&source, &mut file);
+    compare(&source, &file, &want);
+}

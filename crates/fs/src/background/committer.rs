@@ -177,11 +177,12 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Writes all files back and commits. A loss of file data is kept for the next sync. Does
-    /// nothing on a filesystem that was abandoned, or whose writing has ended.
+    /// Writes all files back and commits. A loss of file data is kept for the next sync, so the
+    /// error of the commit comes first: callers that pass over losses learn of it. Does nothing on
+    /// a filesystem that was abandoned, or whose writing has ended.
     fn write_back_and_commit(&self) -> Result<()> {
         let (written, committed) = self.write_back_then_commit();
-        written.and(committed)
+        committed.and(written)
     }
 
     /// As [`Self::write_back_and_commit`], and returns the results of both: only the first call

@@ -63,7 +63,10 @@ impl Filesystem {
         planned: &FlagChange,
     ) -> Result<()> {
         let has = names::xattr(&subvolume.tree, ino, COMPRESSION)?.is_some();
-        self.change(write_state, subvolume, Need::items(ITEMS_OF_FLAGS), |change| {
+        let need = Need::items(ITEMS_OF_FLAGS);
+        // At the limit of a quota, too, where `rm` may need it.
+        let need = if planned.compression.is_some() { need } else { need.uncharged() };
+        self.change(write_state, subvolume, need, |change| {
             if let Some(value) = planned.compression {
                 let xattr = Xattr { name: COMPRESSION, value };
                 let generation = change.moment.generation;

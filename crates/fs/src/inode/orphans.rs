@@ -215,7 +215,8 @@ impl Filesystem {
         }
         let left = self.delete_locked_orphan(write_state, subvolume, (entry, &mut state), below);
         if left.is_err() {
-            entry.set_unread();
+            // An inode that was given a name meanwhile stays as it is in memory.
+            entry.set_unread_if_deleted();
         }
         left
     }
@@ -277,7 +278,7 @@ pub(crate) fn require_no_entries(subvolume: &WritableSubvolume, dir: Ino) -> Res
 
 #[cfg(test)]
 mod tests {
-    use crate::{FileId, Filesystem, MountOptions, NewInode, RenameFlags};
+    use crate::{EnospcInjector, FileId, Filesystem, MountOptions, NewInode, RenameFlags};
     use butternut_device::{Device, MemoryDevice};
     use butternut_format::units::Ino;
     use butternut_mkfs::MkfsOptions;
@@ -378,5 +379,40 @@ mod tests {
             removing.join().unwrap();
             fs.close().unwrap();
         }
+    }
+
+    #[test]
+    fn a_failed_eviction_keeps_a_file_that_was_given_a_name_meanwhile() {
+        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+        butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
+        let injector = EnospcInjector::default();
+        let options = MountOptions::default()
+            .read_only(false)
+            .commit_seconds(0)
+            .enospc_injector(Some(injector.clone()));
+        let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
+        let root = fs.root();
+        let file = fs.open_unnamed(root, &NewInode::new(0o600)).unwrap();
+        let id = file.id();
+        file.write_at(0, &[7; 8192]).unwrap();
+        let write_state = fs.write_state().unwrap();
+        let entry = write_state.table.entry(id);
+        // The last handle is dropped, and its eviction waits at its first step.
+        let stops_eviction = write_state.merges.exclude();
+        let evicting = thread::spawn(move || drop(file));
+        wait_until(|| !entry.is_pinned());
+        // Meanwhile the inode gets its first name, in another thread: `merges` comes after
+        // `snapshots`.
+        let linker = fs.clone();
+        thread::spawn(move || linker.link(id, root, b"kept")).join().unwrap().unwrap();
+        injector.fail_from(1);
+        drop(stops_eviction);
+        evicting.join().unwrap();
+        injector.fail_none();
+        fs.sync().unwrap();
+        assert_eq!(fs.stat(id).unwrap().size, 8192);
+        let mut bytes = vec![0; 8192];
+        assert_eq!(fs.open_file(id).unwrap().read_at(0, &mut bytes).unwrap(), 8192);
+        assert_eq!(bytes, vec![7; 8192]);
     }
 }

@@ -60,7 +60,7 @@ impl Filesystem {
         self.change(
             write_state,
             subvolume,
-            Need::items(ITEMS_OF_STRIPPING),
+            Need::items(ITEMS_OF_STRIPPING).uncharged(),
             |change: &Change<'_>| {
                 inode.mode = mode;
                 names::changed(&mut inode, change.moment);

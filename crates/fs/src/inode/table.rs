@@ -157,9 +157,12 @@ impl InodeEntry {
         *self.attributes() = CachedInode::Deleted;
     }
 
-    /// Makes the next use read the attributes again, of an inode whose deletion has failed.
-    pub(crate) fn set_unread(&self) {
-        *self.attributes() = CachedInode::Unread;
+    /// Makes the next use read the attributes again, if the deletion of the inode has begun.
+    pub(crate) fn set_unread_if_deleted(&self) {
+        let mut attributes = self.attributes();
+        if matches!(*attributes, CachedInode::Deleted) {
+            *attributes = CachedInode::Unread;
+        }
     }
 
     pub(crate) fn lock_shared(&self) -> RwLockReadGuard<'_, InodeState> {

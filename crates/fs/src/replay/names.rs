@@ -1,8 +1,8 @@
 //! Names in a replay: entries of directories, and references of inodes.
 
 use super::Replay;
-use super::bounded::Bounded;
 use crate::Result;
+use crate::names::bounded::Bounded;
 use butternut_format::dir::{DirEntries, EntryKind};
 use butternut_format::inode::FileKind;
 use butternut_format::inode_ref::{InodeExtrefs, InodeRefs};

@@ -19,6 +19,7 @@
 //! 4. Only entries and references change in a new tree, also in a read-only one: its directories
 //!    keep their sizes and times.
 
+use crate::names::bounded::{Bounded, STEPS_MAX};
 use crate::subvolume::CHILDREN_MAX;
 use crate::subvolume::create::{NewSubvolume, Origin, SnapshotAccess, describe_snapshot, new_uuid};
 use crate::subvolume::uuid_tree::UuidTree;
@@ -34,6 +35,7 @@ use butternut_names::{
 };
 use butternut_sys::wait::Wait;
 use butternut_tree::AtCommit;
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 
 /// Maximum number of subvolumes in one recursive snapshot. All of them are in one commit.
@@ -141,8 +143,9 @@ impl Filesystem {
     ) -> Result<Vec<(u64, u64)>> {
         let top = write_state.allocate_subvolume(&self.forest().root_tree())?;
         let mut nested = Vec::with_capacity(links.len());
+        let steps_left = Cell::new(STEPS_MAX);
         for link in links {
-            let link = self.place_of(link)?;
+            let link = self.place_of(link, &steps_left)?;
             let id = write_state.allocate_subvolume(&self.forest().root_tree())?;
             let origin = Origin { uuid: new_uuid()?, now: write_state.clock.now() };
             let mut uuids = vec![(ItemType::UUID_SUBVOL, origin.uuid)];
@@ -218,12 +221,12 @@ impl Filesystem {
     }
 
     /// Returns the place of a nested subvolume with the index that its directory has (law 2).
-    fn place_of(&self, link: SubvolumeLink) -> Result<SubvolumeLink> {
+    fn place_of(&self, link: SubvolumeLink, steps_left: &Cell<u32>) -> Result<SubvolumeLink> {
         let tree = self.subvolume_tree(link.parent.0)?;
         let target = names::lookup(&tree, link.dir, &link.name)?.map(|found| found.target);
         let is_named = target == Some(Target::Subvolume(link.child));
         require(is_named, "parent", "another entry", "one that leads here").map_err(corrupt)?;
-        let index = names::index_of_subvolume(&tree, &link)?;
+        let index = names::index_of_subvolume(&Bounded { tree: &tree, steps_left }, &link)?;
         let entry = names::list(&tree, link.dir, index).next().transpose()?;
         let is_listed = entry.is_some_and(|entry| entry.index == index && entry.name == link.name);
         require(is_listed, "index", "no entry", "one of this name").map_err(corrupt)?;

@@ -101,8 +101,9 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("{program} cannot be run: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() && !std::thread::panicking() {
-        panic!("{program} {arguments:?}: {said}");
+        panic!("{program} {arguments:?}: {}: {printed}{said}", output.status);
     }
-    String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
+    printed.trim_end().to_owned()
 }

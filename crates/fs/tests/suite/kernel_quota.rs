@@ -250,8 +250,13 @@ fn random_histories_are_accounted_for() {
         return;
     }
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some();
-    let seeds = if is_long { 1..40 } else { 1..2_u64 };
+    let given = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
+    let seeds = match given {
+        Some(seed) => seed..seed + 1,
+        None => 1..if is_long { 40 } else { 2 },
+    };
     for seed in seeds {
+        eprintln!("seed {seed}");
         let node_size = if seed % 2 == 0 { "16384" } else { "4096" };
         let script = "btrfs -q subvolume create sub0; echo 1 > sub0/file1
             btrfs quota enable .; btrfs quota rescan -w . > /dev/null

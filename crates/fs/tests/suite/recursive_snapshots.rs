@@ -1,6 +1,6 @@
 //! Recursive snapshots, on volumes in memory that are checked when they are closed.
 
-use crate::leaf::owner;
+use crate::leaf::{edit_items, owner};
 use crate::volume::{TestVolume, names, new, read, write};
 use butternut::device::{Fault, Rule};
 use butternut::{
@@ -300,4 +300,39 @@ fn nested_subvolumes_are_listed_while_one_of_them_moves() {
     });
     listed.unwrap();
     drop(volume.reopen(filesystem));
+}
+
+/// References of subvolumes with wrong indexes: each is searched for in its whole directory, while
+/// all operations that write wait.
+#[test]
+fn a_recursive_snapshot_of_crafted_references_is_refused() {
+    const FILES: u32 = 20_000;
+    const SUBVOLUMES: u32 = 500;
+    let volume = TestVolume::of(512 << 20, &MkfsOptions::default());
+    let filesystem = volume.open();
+    create(&filesystem, "top");
+    let top = find(&filesystem, "top");
+    for number in 0..FILES {
+        filesystem.create(top, format!("f{number}").as_bytes(), &new(0o644)).unwrap();
+    }
+    for number in 0..SUBVOLUMES {
+        create(&filesystem, &format!("top/s{number}"));
+    }
+    filesystem.close().unwrap();
+    let crafted = volume.with_leaves(|block| {
+        // ROOT_REF 156 and ROOT_BACKREF 144 of the root tree: directory, index, length, name.
+        owner(block) == 1
+            && edit_items(block, |(_, kind), data| {
+                if kind == 156 || kind == 144 {
+                    data[8..16].copy_from_slice(&(1_u64 << 40).to_le_bytes());
+                }
+                true
+            })
+    });
+    let filesystem = crafted.open();
+    let top = find(&filesystem, "top").subvolume;
+    let options = recursive(SnapshotAccess::ReadOnly);
+    let refused = filesystem.snapshot_recursive(top, filesystem.root(), b"snap", options);
+    let refused = refused.expect_err("500 searches of 20,000 entries").to_string();
+    assert!(refused.contains("many without references"), "{refused}");
 }

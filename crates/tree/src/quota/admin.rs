@@ -129,8 +129,10 @@ impl AtCommit<'_> {
         // First, for readers of the tree.
         running.set_quota(None);
         let removed = self.remove_quota_tree();
-        if removed.is_err() {
-            running.set_quota(quota);
+        if let (Err(_), Some(mut quota)) = (&removed, quota) {
+            // Changes of other threads were not accounted for meanwhile.
+            quota.fail(TreeError::Invalid(Refused::new("quotas", "not disabled", "disabled")));
+            running.set_quota(Some(quota));
         }
         removed.map(|()| true)
     }
@@ -263,6 +265,8 @@ impl AtCommit<'_> {
         let Some(tree) = running.tree(TreeId::QUOTA)? else { return Ok(()) };
         let edit = self.tree(TreeId::QUOTA)?;
         edit.remove_range(Key::MIN..Key::MAX, &mut |_, _| {})?;
+        // A crafted tree may have an item at the last key, which no range includes.
+        edit.remove(&Key::MAX)?;
         edit.free_root()?;
         let key = tree.state().record.as_ref().map(|record| record.key);
         let key = key.unwrap_or_else(|| Key::new(TreeId::QUOTA.0, ItemType::ROOT_ITEM, 0));

@@ -27,7 +27,7 @@ use super::state::Quota;
 use crate::error::TreeError;
 use butternut_format::quota::{LIMIT_EXCLUSIVE, LIMIT_REFERENCED, QgroupId};
 use butternut_format::units::{SECTOR_BYTES, TreeId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Bytes that are charged to one subvolume and not part of its usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,19 +94,19 @@ impl Charges {
 
 impl Quota {
     /// Returns the groups with a limit that include a subvolume.
-    fn limiting(&self, tree: TreeId) -> Vec<QgroupId> {
-        let mut limiting = Vec::new();
+    fn limiting(&self, tree: TreeId) -> BTreeSet<QgroupId> {
+        let mut limiting = BTreeSet::new();
         self.groups.including(group_of(tree), |id| {
             let flags = self.groups.get(id).map_or(0, |group| group.limit.flags.get());
             if flags & (LIMIT_REFERENCED | LIMIT_EXCLUSIVE) != 0 {
-                limiting.push(id);
+                limiting.insert(id);
             }
         });
         limiting
     }
 
     /// Whether one of some groups includes a subvolume.
-    fn is_in(&self, tree: TreeId, groups: &[QgroupId]) -> bool {
+    fn is_in(&self, tree: TreeId, groups: &BTreeSet<QgroupId>) -> bool {
         let mut is_in = false;
         self.groups.including(group_of(tree), |id| is_in |= groups.contains(&id));
         is_in
@@ -121,9 +121,8 @@ impl Quota {
     /// `None` if there is no limit.
     fn left(&self, tree: TreeId, growth: &Growth) -> Option<(u64, QgroupId)> {
         let mut least: Option<(u64, QgroupId)> = None;
-        for id in self.limiting(tree) {
+        for (id, more) in self.pending_bytes(self.limiting(tree), growth) {
             let Some(group) = self.groups.get(id) else { continue };
-            let more = self.pending_bytes(id, growth);
             let limits = [
                 (LIMIT_REFERENCED, group.limit.max_rfer.get(), group.usage.referenced),
                 (LIMIT_EXCLUSIVE, group.limit.max_excl.get(), group.usage.exclusive),
@@ -149,14 +148,29 @@ impl Quota {
         charges.any(|(tree, charge)| charge.has_dropped && self.is_in(*tree, &limiting))
     }
 
-    /// Returns what a group will use more than at the last commit (law 2).
-    fn pending_bytes(&self, group: QgroupId, growth: &Growth) -> i128 {
+    /// Returns what some groups will use more than at the last commit (law 2). The groups above
+    /// each subvolume are visited once: a crafted volume may have very many.
+    fn pending_bytes(
+        &self,
+        groups: BTreeSet<QgroupId>,
+        growth: &Growth,
+    ) -> BTreeMap<QgroupId, i128> {
+        let mut sums: BTreeMap<QgroupId, i128> = groups.into_iter().map(|id| (id, 0)).collect();
+        if sums.is_empty() {
+            return sums;
+        }
         let charged = self.charges.trees.iter().map(|(tree, charge)| {
             (*tree, i128::from(charge.held).saturating_add(charge.added.into()))
         });
         let grown = growth.iter().map(|(tree, bytes)| (*tree, i128::from(*bytes)));
-        let pending = charged.chain(grown).filter(|(tree, _)| self.is_in(*tree, &[group]));
-        pending.fold(0, |sum: i128, (_, bytes)| sum.saturating_add(bytes))
+        for (tree, bytes) in charged.chain(grown).filter(|(_, bytes)| *bytes != 0) {
+            self.groups.including(group_of(tree), |id| {
+                if let Some(sum) = sums.get_mut(&id) {
+                    *sum = sum.saturating_add(bytes);
+                }
+            });
+        }
+        sums
     }
 
     /// Charges at most `most` bytes, and at least `least`. Returns how many.
@@ -233,5 +247,26 @@ mod tests {
         assert_eq!(charge(&mut quota, A, 4096, 8192), Ok(4096));
         quota.charges.account();
         assert_eq!(charge(&mut quota, B, 4096, 1 << 20), Ok(3 << 12));
+    }
+
+    /// As a crafted quota tree of a few MB has them. A visit of all groups for each group would
+    /// keep each change of the volume waiting for minutes.
+    #[test]
+    fn a_charge_visits_each_group_above_a_subvolume_once() {
+        const GROUPS: u64 = 100_000;
+        let mut quota = Quota::enabled();
+        quota.groups.add(QgroupId(A.0));
+        for number in 1..=GROUPS {
+            let id = QgroupId(1 << 48 | number);
+            quota.groups.add(id);
+            quota.groups.relate(QgroupId(A.0), id).expect("two groups");
+            let group = quota.groups.get_mut(id).expect("it was added");
+            group.limit.flags.set(LIMIT_REFERENCED);
+            group.limit.max_rfer.set(1 << 40);
+        }
+        quota.charges.hold(A, 4096);
+        quota.charges.note_dropped(A);
+        quota.charge(A, (4096, 4096), &Growth::from([(A, 4096)])).expect("room");
+        assert!(quota.frees(A));
     }
 }

@@ -45,6 +45,11 @@ use std::sync::Arc;
 
 /// Bytes of a file that one compressed extent may cover.
 const COMPRESSED_FILE_BYTES_MAX: u64 = 128 << 10;
+/// The longest extent. Where the kernel preallocates, it makes extents of this size.
+const EXTENT_BYTES_MAX: u64 = 256 << 20;
+/// Items of files that a resolver reads at most. On a crafted volume, where references count more
+/// items than there are, each reference could be searched for in all items of its file.
+const STEPS_MAX: u64 = 1 << 30;
 
 /// The state of the volume that a resolver answers for.
 pub(crate) enum Trees<'a> {
@@ -90,7 +95,8 @@ struct ExtentRefs {
     /// The level of a tree block; `None` for data.
     level: Option<u8>,
     generation: Generation,
-    refs: Vec<Ref>,
+    /// Each with its count.
+    refs: Vec<(Ref, u64)>,
 }
 
 /// An extent, and the subvolumes that refer to it.
@@ -109,6 +115,7 @@ pub(crate) struct Roots<'a> {
     extents: Cursor,
     known_trees: HashMap<TreeId, RefTree>,
     known_blocks: HashMap<Logical, SetId>,
+    steps_left: u64,
 }
 
 impl<'a> Roots<'a> {
@@ -116,7 +123,7 @@ impl<'a> Roots<'a> {
         let missing = TreeError::NoTree { tree: TreeId::EXTENT };
         let extents = trees.find(TreeId::EXTENT)?.ok_or(missing)?.tree.cursor();
         let (known_trees, known_blocks) = (HashMap::new(), HashMap::new());
-        Ok(Self { trees, extents, known_trees, known_blocks })
+        Ok(Self { trees, extents, known_trees, known_blocks, steps_left: STEPS_MAX })
     }
 
     /// Returns the extent at an address; `None` if the state has none.
@@ -170,7 +177,7 @@ impl<'a> Roots<'a> {
             for inline in extent.inline_refs() {
                 let inline = inline?;
                 left = left.saturating_sub(inline.count().into());
-                refs.extend(Ref::of(inline));
+                refs.extend(Ref::of(inline).map(|found| (found, inline.count().into())));
             }
             let level = match extent.kind {
                 ExtentKind::TreeBlock { level, .. } => Some(level),
@@ -188,7 +195,7 @@ impl<'a> Roots<'a> {
             }
             let (reference, count) = keyed(key, data).map_err(|refused| corrupt(at, refused))?;
             left = left.saturating_sub(count);
-            found.refs.push(reference);
+            found.refs.push((reference, count));
         }
         require(left == 0, "refs", format_args!("{left} more than references"), "as many")
             .map_err(|refused| corrupt(at, refused))?;
@@ -206,7 +213,7 @@ impl<'a> Roots<'a> {
             return Ok(*known);
         }
         let mut parts = Vec::with_capacity(extent.refs.len());
-        for reference in &extent.refs {
+        for (reference, _) in &extent.refs {
             let more = match *reference {
                 Ref::Tree(tree) if tree.is_subvolume() => {
                     self.through_tree(at, level, extent.generation, tree, sets)?
@@ -282,10 +289,10 @@ impl<'a> Roots<'a> {
         sets: &mut RootSets,
     ) -> Result<SetId, TreeError> {
         let mut parts = Vec::with_capacity(extent.refs.len());
-        for reference in &extent.refs {
+        for (reference, count) in &extent.refs {
             let more = match reference {
                 Ref::Data(data) if data.tree.is_subvolume() => {
-                    self.through_file(at, extent, data, sets)?
+                    self.through_file(at, extent, (data, *count), sets)?
                 }
                 Ref::SharedData(leaf) => self.of_parent(*leaf, 0, sets)?,
                 Ref::Data(_) | Ref::Tree(_) | Ref::Shared(_) => continue,
@@ -300,7 +307,7 @@ impl<'a> Roots<'a> {
         &mut self,
         at: Logical,
         extent: &ExtentRefs,
-        data: &DataRef,
+        (data, count): (&DataRef, u64),
         sets: &mut RootSets,
     ) -> Result<SetId, TreeError> {
         let RefTree { tree, last_snapshot, from } = self.tree(at, data.tree)?;
@@ -310,23 +317,29 @@ impl<'a> Roots<'a> {
         }
         // The reference names where the extent would begin, which may be before the file.
         let first = if data.offset > u64::MAX >> 1 { 0 } else { data.offset };
-        let end = data.offset.wrapping_add(extent.bytes.max(COMPRESSED_FILE_BYTES_MAX));
+        let bytes = extent.bytes.clamp(COMPRESSED_FILE_BYTES_MAX, EXTENT_BYTES_MAX);
+        let end = data.offset.wrapping_add(bytes);
         let mut items = tree.cursor();
         items.seek(&Key::new(data.ino.0, ItemType::EXTENT_DATA, first).max(from))?;
-        let (mut parts, mut last_leaf) = (Vec::new(), None);
+        let (mut parts, mut last_leaf, mut items_left) = (Vec::new(), None, count);
         while let Some((key, bytes)) = items.item_parts() {
             let is_of_file = key.objectid == data.ino.0 && key.item_type == ItemType::EXTENT_DATA;
-            if !is_of_file || key.offset >= end {
+            if !is_of_file || key.offset >= end || items_left == 0 {
                 break;
             }
-            let leaf = items.position().map(|(leaf, _)| leaf);
-            let (leaf, generation) = leaf
-                .map_or((Logical(0), last_snapshot), |leaf| (leaf.logical(), leaf.generation()));
-            if last_leaf != Some(leaf) && names(key, bytes, at, data)? {
-                last_leaf = Some(leaf);
-                let more =
-                    if generation > last_snapshot { own } else { self.of_parent(leaf, 0, sets)? };
-                parts.push(more);
+            self.steps_left = self.steps_left.checked_sub(1).ok_or_else(|| {
+                corrupt(at, Refused::new("items", "many in the range of an extent", "few"))
+            })?;
+            if names(key, bytes, at, data)? {
+                items_left = items_left.saturating_sub(1);
+                let leaf = items.position().map(|(leaf, _)| leaf);
+                let (leaf, generation) = leaf.map_or((Logical(0), last_snapshot), |leaf| {
+                    (leaf.logical(), leaf.generation())
+                });
+                if last_leaf.replace(leaf) != Some(leaf) {
+                    let is_own = generation > last_snapshot;
+                    parts.push(if is_own { own } else { self.of_parent(leaf, 0, sets)? });
+                }
             }
             items.advance()?;
         }

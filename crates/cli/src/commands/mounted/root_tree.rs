@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::ops::RangeInclusive;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -32,6 +32,8 @@ use crate::output::text;
 /// Ids of subvolumes other than the top level.
 const FIRST_ID: u64 = 256;
 const LAST_ID: u64 = u64::MAX - 255;
+/// Subvolumes that a process may say that a volume has, at most.
+const SUBVOLUMES_MAX: usize = 1 << 22;
 /// Maximum nesting depth of subvolumes on a path.
 const NESTING_MAX: usize = 2048;
 
@@ -129,10 +131,16 @@ impl<'a> MountedVolume<'a> {
             match key.item_type {
                 ItemType::ROOT_ITEM if TreeId(objectid).is_subvolume() => {
                     let root = RootItem::check(key, data).map_err(|error| error.to_string())?;
+                    if items.roots.len() >= SUBVOLUMES_MAX {
+                        return Err(format!("more than {SUBVOLUMES_MAX} subvolumes"));
+                    }
                     items.roots.push((objectid, root));
                 }
                 ItemType::ROOT_BACKREF => {
                     let entry = RootRef::check(data).map_err(|error| error.to_string())?;
+                    if items.entries.len() >= SUBVOLUMES_MAX {
+                        return Err(format!("more than {SUBVOLUMES_MAX} subvolumes"));
+                    }
                     let (dir, index, name) = (entry.dir, entry.index, entry.name.to_vec());
                     items.entries.insert(objectid, Entry { parent: offset, dir, index, name });
                 }
@@ -151,10 +159,10 @@ impl<'a> MountedVolume<'a> {
     ) -> Result<(), Failure> {
         let mut invalid = None;
         search(self.dir.as_fd(), TreeId::ROOT.0, keys, &mut |key, data| {
-            if let Err(why) = visit(key, data) {
-                let (objectid, item_type, offset) = key;
-                invalid.get_or_insert(format!("item ({objectid} {item_type} {offset}): {why}"));
-            }
+            let Err(why) = visit(key, data) else { return ControlFlow::Continue(()) };
+            let (objectid, item_type, offset) = key;
+            invalid = Some(format!("item ({objectid} {item_type} {offset}): {why}"));
+            ControlFlow::Break(())
         })
         .map_err(|error| self.failed(&error))?;
         let shown = || text::escaped(self.path.as_os_str().as_bytes());

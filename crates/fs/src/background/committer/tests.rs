@@ -2,8 +2,8 @@
 //! order of the committer's work.
 
 use super::{Signal, Work};
-use crate::{FileId, Filesystem, MountOptions, NewInode};
-use butternut_device::{Device, MemoryDevice};
+use crate::{Error, FileId, Filesystem, MountOptions, NewInode};
+use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
 use butternut_mkfs::MkfsOptions;
 use butternut_pages::FileKey;
 use butternut_tree::TreeError;
@@ -149,4 +149,19 @@ fn a_commit_that_is_due_comes_before_files_to_merge() {
     assert!(matches!(signal.next_work(Duration::ZERO), Work::Commit));
     signal.begin();
     assert!(matches!(signal.next_work(Duration::ZERO), Work::Merge(_)));
+}
+
+/// A caller that passes over losses of file data learns of a commit that failed.
+#[test]
+fn lost_data_hides_no_failed_commit() {
+    let device = Arc::new(FaultyDevice::new(fresh(), 1));
+    let fs = open(&(Arc::clone(&device) as Arc<dyn Device>));
+    made(&fs, b"one", 1);
+    fs.sync().expect("a sound volume");
+    // Dirty data, and changed trees.
+    made(&fs, b"two", 2);
+    device.add(Rule::everywhere(Fault::WriteError));
+    let synced = fs.sync_and_keep_errors();
+    assert!(fs.write_error().is_some(), "the commit has failed");
+    assert!(!matches!(synced, Ok(()) | Err(Error::File(_))), "{synced:?}");
 }

@@ -1,8 +1,9 @@
-//! [`Bounded`]: a tree that a replay searches for entries without references.
+//! [`Bounded`]: a tree that is searched for entries whose references do not tell the index.
 //!
 //! The index of such an entry is found only by a search of its whole directory. A volume has few of
-//! them; a crafted one, with a million, would keep the open busy for days. So the items that these
-//! searches read are counted, and past [`STEPS_MAX`] the log is refused.
+//! them; a crafted one, with a million, would keep the replay of a log busy for days, or a recursive
+//! snapshot, beside which nothing is written. So the items that these searches read are counted, and
+//! past [`STEPS_MAX`] the log or the snapshot is refused.
 
 use butternut_format::key::Key;
 use butternut_format::refused::Refused;
@@ -11,13 +12,13 @@ use butternut_names::{OwnedItem, ReadItems};
 use butternut_tree::{Tree, TreeError};
 use std::cell::Cell;
 
-/// The most items that the searches of one subvolume's replay read.
-pub(super) const STEPS_MAX: u32 = if cfg!(test) { 1 << 12 } else { 1 << 20 };
+/// The most items that the searches of one subvolume's replay, or of one snapshot, read.
+pub(crate) const STEPS_MAX: u32 = if cfg!(test) { 1 << 12 } else { 1 << 20 };
 
-pub(super) struct Bounded<'a> {
-    pub(super) tree: &'a Tree,
+pub(crate) struct Bounded<'a> {
+    pub(crate) tree: &'a Tree,
     /// How many items may still be read.
-    pub(super) steps_left: &'a Cell<u32>,
+    pub(crate) steps_left: &'a Cell<u32>,
 }
 
 impl ReadItems for Bounded<'_> {
