@@ -56,6 +56,15 @@ thread_local! {
 }
 
 impl CompressionPolicy {
+    /// Compresses whatever a sample of the data says.
+    pub(crate) fn always(compressor: Compressor) -> Self {
+        Self { compressor, is_forced: true, may_give_up: false }
+    }
+
+    pub(crate) fn is_forced(self) -> bool {
+        self.is_forced
+    }
+
     pub(crate) fn compression(self) -> Compression {
         self.compressor.compression()
     }
