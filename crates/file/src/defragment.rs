@@ -16,7 +16,8 @@
 //!    extents or the new ones, which hold the same bytes.
 //! 2. A part is written only if the file still has the extents that were examined, and none of
 //!    their blocks is dirty. Nothing is in flight on the file meanwhile.
-//! 3. A part has at most [`BATCH_BYTES_MAX`](crate::writeback::BATCH_BYTES_MAX) bytes.
+//! 3. A part has at most [`BATCH_BYTES_MAX`](crate::writeback::BATCH_BYTES_MAX) bytes, so an extent
+//!    of that length is long enough.
 //! 4. What would not become fewer extents stays as it is, unless it is compressed.
 //! 5. A part that fails has changed nothing that a reader sees, and loses nothing: no sync reports
 //!    it.
@@ -52,8 +53,6 @@ pub struct RewritePart {
     extents: Vec<ExaminedExtent>,
     /// Number of extents that are not contiguous on disk.
     count: usize,
-    /// It is all of a run of extents that are joined.
-    is_whole_run: bool,
 }
 
 /// What became of a part.
@@ -125,8 +124,13 @@ impl FileState {
         }
         self.shared.wait_for_readahead();
         let source = self.source.clone();
-        let (runs, unallocated) = prepare(&source, &mut [&mut *self], vec![run]);
-        let no_space = unallocated.into_iter().next();
+        let (runs, no_space) = match self.allocate_contiguous(&mut run) {
+            true => (vec![run], None),
+            false => {
+                let (runs, unallocated) = prepare(&source, &mut [&mut *self], vec![run]);
+                (runs, unallocated.into_iter().next())
+            }
+        };
         let is_reserved = length(runs.len()) <= reserved
             || self.reserve_metadata_for_runs(length(runs.len()), blocks, self.size());
         if no_space.is_some() || !is_reserved || !part.is_improved_by(&runs) {
@@ -139,6 +143,17 @@ impl FileState {
             self.shared.forget_write_targets();
         }
         written.map(|()| Rewritten::Done)
+    }
+
+    /// Allocates the space of an uncompressed run in one piece, if there is such a piece without a
+    /// commit or a new chunk. Returns whether there was.
+    fn allocate_contiguous(&self, run: &mut WritebackRun<'_>) -> bool {
+        let bytes = run.bytes();
+        let found =
+            (run.policy.is_none()).then(|| self.allocate_between(bytes, bytes, Wait::NoWait));
+        let Some(Ok(space)) = found else { return false };
+        run.logical = space.start();
+        true
     }
 
     /// Whether the file has the extents of a part, and no newer data (law 2). Their generations may
@@ -174,10 +189,7 @@ impl RewritePart {
     fn is_improved_by(&self, runs: &[WritebackRun<'_>]) -> bool {
         let joined = runs.windows(2).filter(|pair| is_contiguous(&pair[0], &pair[1])).count();
         let count = runs.len() - joined;
-        // The other parts of its run may be joined with it.
-        count < self.count
-            || !self.is_whole_run && count == self.count
-            || runs.iter().any(WritebackRun::is_compressed_always)
+        count < self.count || runs.iter().any(WritebackRun::is_compressed_always)
     }
 }
 

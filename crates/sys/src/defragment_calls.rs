@@ -78,10 +78,10 @@ impl Range {
         };
         let words = [self.start, self.bytes, flag | START_IO].map(u64::to_ne_bytes).concat();
         let level = if has_level { level } else { 0 };
-        Arguments::<N>::new().put(0, &words)?.put(24, &self.threshold.to_ne_bytes())?.put(
-            28,
-            &[algorithm, level.to_ne_bytes()[0], 0, 0],
-        )
+        Arguments::<N>::new()
+            .put(0, &words)?
+            .put(24, &self.threshold.to_ne_bytes())?
+            .put(28, &[algorithm, level.to_ne_bytes()[0], 0, 0])
     }
 }
 

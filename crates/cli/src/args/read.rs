@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::VolumeArgs;
 use super::admin::{LabelArgs, RESIZE_HELP, ResizeArgs, SyncArgs};
+use super::defragment::{DEFRAGMENT_HELP, DefragmentArgs};
 
 #[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]
@@ -240,6 +241,9 @@ pub(crate) enum FilesystemCommand {
     /// Resize a volume
     #[command(after_help = RESIZE_HELP)]
     Resize(ResizeArgs),
+    /// Write short extents of files again, as fewer and longer ones
+    #[command(after_help = DEFRAGMENT_HELP)]
+    Defragment(DefragmentArgs),
 }
 
 /// The units in which sizes are printed, as in btrfs-progs.

@@ -1,5 +1,7 @@
-//! Commands for a volume as a whole: label, devices, space.
+//! Commands for a volume as a whole: label, devices, space, and the
+//! extents of files.
 
+pub(crate) mod defragment;
 pub(crate) mod df;
 pub(crate) mod du;
 pub(super) mod groups;
@@ -22,5 +24,6 @@ pub(crate) fn run(global: &GlobalArgs, command: &FilesystemCommand, out: &mut Ou
         FilesystemCommand::Label(args) => label::run(global, args, out),
         FilesystemCommand::Sync(args) => sync::run(global, args, out),
         FilesystemCommand::Resize(args) => resize::run(global, args, out),
+        FilesystemCommand::Defragment(args) => defragment::run(global, args, out),
     }
 }

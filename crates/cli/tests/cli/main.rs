@@ -18,6 +18,7 @@ mod command;
 mod control;
 mod dedupe;
 mod dedupe_mounted;
+mod defragment;
 mod directories;
 mod dump_tree;
 mod errors;

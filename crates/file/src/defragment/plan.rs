@@ -7,18 +7,21 @@
 //! hole, inline, preallocated, dirty                     left
 //! compression is requested                              written again
 //! of at least the threshold, or as long as an extent    left
-//!   can be (128 MiB; 128 KiB of a compressed one)
+//!   becomes (16 MiB; 128 KiB of a compressed one)
 //! before an extent that is neither, or directly after   written again
 //!   one that is written again
 //! any other                                             left
 //! ```
+//!
+//! What is written again and follows one another is a run. A run is cut into parts between extents,
+//! so that no part makes an extent shorter than it was. A part of one extent is left, unless it is
+//! compressed.
 //!
 //! Shared extents are left where the rule keeps them shared, and are no neighbours to be joined
 //! with then.
 
 use super::RewritePart;
 use crate::extent_map::{Mapping, MappingKind};
-use crate::overlay::EXTENT_BYTES_MAX;
 use crate::writeback::BATCH_BYTES_MAX;
 use butternut_format::file_extent::{COMPRESSED_BYTES_MAX, Compression};
 use butternut_format::units::SECTOR_BYTES;
@@ -55,7 +58,7 @@ pub struct DefragmentPlan {
 #[derive(Debug)]
 struct Group {
     range: Range<u64>,
-    /// The longest that such an extent can be; `None` for what is never written again.
+    /// The longest that such an extent becomes; `None` for what is never written again.
     capacity: Option<u64>,
     is_shared: bool,
 }
@@ -65,7 +68,7 @@ impl Group {
         let ExaminedExtent { mapping, is_shared } = *extent;
         let capacity = match mapping.kind {
             MappingKind::Regular { encoding, .. } => Some(match encoding.compression {
-                Compression::None => EXTENT_BYTES_MAX,
+                Compression::None => BATCH_BYTES_MAX,
                 Compression::Zlib | Compression::Lzo | Compression::Zstd => COMPRESSED_BYTES_MAX,
             }),
             MappingKind::Hole
@@ -153,15 +156,23 @@ impl DefragmentRule {
             plan.shared_bytes_left = bytes.map(|part| part.end - part.start).sum();
         }
         let (selected, reached) = self.select(&groups, range, reached, self.keeps_shared);
-        let mut runs: Vec<Range<u64>> = Vec::new();
+        let mut parts: Vec<Range<u64>> = Vec::new();
         for (group, _) in groups.iter().zip(selected).filter(|(_, is)| *is) {
-            let part = overlap(&group.range, range);
-            match runs.last_mut().filter(|last| last.end == part.start) {
-                Some(last) => last.end = part.end,
-                None => runs.push(part),
+            let mut rest = overlap(&group.range, range);
+            if let Some(last) = parts.last_mut().filter(|last| last.end == rest.start) {
+                let space = last.start.saturating_add(BATCH_BYTES_MAX) - last.end;
+                let is_whole = self.compresses || rest.end - rest.start <= space;
+                last.end += if is_whole { space.min(rest.end - rest.start) } else { 0 };
+                rest.start = last.end;
+            }
+            while !rest.is_empty() {
+                let end = rest.end.min(rest.start.saturating_add(BATCH_BYTES_MAX));
+                parts.push(rest.start..end);
+                rest.start = end;
             }
         }
-        plan.parts = runs.iter().flat_map(|run| parts_of(run, extents)).collect();
+        let parts = parts.into_iter().map(|part| part_of(part, extents));
+        plan.parts = parts.filter(|part| self.compresses || part.count > 1).collect();
         (plan, reached)
     }
 
@@ -194,25 +205,19 @@ impl DefragmentRule {
     }
 }
 
-/// Cuts a run of extents into parts.
-fn parts_of(run: &Range<u64>, extents: &[ExaminedExtent]) -> Vec<RewritePart> {
-    debug_assert!(run.start.is_multiple_of(SECTOR_BYTES), "extents begin at blocks");
-    let is_whole_run = run.end - run.start <= BATCH_BYTES_MAX;
-    let mut parts = Vec::new();
-    let mut at = run.start;
-    while at < run.end {
-        let range = at..run.end.min(at + BATCH_BYTES_MAX);
-        let first = extents.partition_point(|extent| extent.mapping.end() <= range.start);
-        let rest = extents.iter().skip(first);
-        let inside = rest.take_while(|extent| extent.mapping.offset < range.end);
-        let cut = inside
-            .map(|extent| ExaminedExtent { mapping: extent.mapping.within(&range), ..*extent });
-        let extents: Vec<ExaminedExtent> = cut.collect();
-        let mappings: Vec<Mapping> = extents.iter().map(|extent| extent.mapping).collect();
-        at = range.end;
-        parts.push(RewritePart { range, count: count_extents(&mappings), extents, is_whole_run });
-    }
-    parts
+/// Returns the part of a range of blocks.
+fn part_of(range: Range<u64>, extents: &[ExaminedExtent]) -> RewritePart {
+    debug_assert!(range.start.is_multiple_of(SECTOR_BYTES), "extents begin at blocks");
+    let first = extents.partition_point(|extent| extent.mapping.end() <= range.start);
+    let rest = extents.iter().skip(first);
+    let inside = rest.take_while(|extent| extent.mapping.offset < range.end);
+    let cut = |extent: &ExaminedExtent| ExaminedExtent {
+        mapping: extent.mapping.within(&range),
+        ..*extent
+    };
+    let extents: Vec<ExaminedExtent> = inside.map(cut).collect();
+    let mappings: Vec<Mapping> = extents.iter().map(|extent| extent.mapping).collect();
+    RewritePart { range, count: count_extents(&mappings), extents }
 }
 
 /// The part of a range that is inside another one, perhaps empty.
@@ -318,9 +323,21 @@ mod tests {
     }
 
     #[test]
+    fn parts_end_between_extents() {
+        let mib = 256;
+        let rule = DefragmentRule { threshold: 32 << 20, ..KIB_256 };
+        let long = file(&[plain(7 * mib, 1), plain(8 * mib, 9999), plain(3 * mib, 1)]);
+        assert_eq!(ranges(rule, &long), [0..15 * mib]);
+        let longer = file(&[plain(17 * mib, 1), plain(mib, 9999), plain(mib, 1)]);
+        assert_eq!(ranges(rule, &longer), [17 * mib..19 * mib]);
+        let all = DefragmentRule { compresses: true, ..rule };
+        assert_eq!(ranges(all, &longer), [0..16 * mib, 16 * mib..19 * mib]);
+    }
+
+    #[test]
     fn what_was_reached_before_is_a_neighbour() {
-        let lone = file(&[plain(3, 100)]);
-        assert_eq!(KIB_256.plan(&lone, &ALL, 0).0.parts.len(), 1);
-        assert!(KIB_256.plan(&lone, &ALL, u64::MAX).0.parts.is_empty());
+        let lone = file(&[plain(3, 100), plain(70, 200)]);
+        assert_eq!(KIB_256.plan(&lone, &ALL, 0).1, 3 * BLOCK);
+        assert_eq!(KIB_256.plan(&lone, &ALL, u64::MAX).1, u64::MAX);
     }
 }

@@ -100,7 +100,8 @@ impl Door {
         let filesystem = self.filesystem.clone();
         let unsent = self.unsent_data().of_file(id);
         let device = Arc::clone(request.device);
-        let returned = sized.map_or(0, |_| size_of::<DefragmentRange>() + size_of::<DefragmentDone>());
+        let returned =
+            sized.map_or(0, |_| size_of::<DefragmentRange>() + size_of::<DefragmentDone>());
         self.reply_deferred(request, size_of::<IoctlOut>() + returned, move |reply| {
             caller.may_change()?;
             unsent.write_back(&device)?;
