@@ -19,7 +19,7 @@ mod send;
 mod subvolume;
 mod volume;
 
-pub(crate) use admin::{LabelArgs, ResizeArgs, SyncArgs, TrimArgs};
+pub(crate) use admin::{LabelArgs, MkswapfileArgs, ResizeArgs, SyncArgs, TrimArgs};
 pub(crate) use check::CheckArgs;
 pub(crate) use dedupe::DedupeArgs;
 pub(crate) use defragment::DefragmentArgs;

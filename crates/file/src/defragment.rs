@@ -36,7 +36,6 @@ use crate::target::Target;
 use crate::units::in_memory;
 use crate::writeback::{Data, RunOrigin, WritebackRun, is_contiguous, prepare, write_runs};
 use butternut_format::file_extent::COMPRESSED_BYTES_MAX;
-use butternut_format::inode::InodeFlags;
 use butternut_format::units::{SECTOR_BYTES, length};
 use butternut_sys::wait::Wait;
 use std::ops::Range;
@@ -79,13 +78,6 @@ impl RewritePart {
 }
 
 impl FileState {
-    /// Returns whether data of the file can be compressed at all.
-    pub fn can_be_compressed(&self) -> bool {
-        let has = |flag| self.flags.contains(flag);
-        let is_refused = has(InodeFlags::NODATACOW) || has(InodeFlags::NODATASUM);
-        !is_refused && self.view.has_checksums()
-    }
-
     /// Writes a part of the file again, to new space: compressed by `compressor`, or else as data
     /// that is written now would be. The bytes, the size and the times stay. The caller holds the
     /// inode lock exclusively.
@@ -119,7 +111,7 @@ impl FileState {
         let bytes = self.read_blocks(&part.range)?;
         let data = (RunOrigin::Rewrite, Data::Slice(&bytes));
         let mut run = WritebackRun::new(self, 0, part.range.start, data, Target::New);
-        if let Some(compressor) = compressor.filter(|_| self.can_be_compressed()) {
+        if let Some(compressor) = compressor.filter(|_| self.compression_is_possible()) {
             run.compress_always(compressor);
         }
         self.shared.wait_for_readahead();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::VolumeArgs;
-use super::admin::{LabelArgs, RESIZE_HELP, ResizeArgs, SyncArgs};
+use super::admin::{LabelArgs, MKSWAPFILE_HELP, MkswapfileArgs, RESIZE_HELP, ResizeArgs, SyncArgs};
 use super::defragment::{DEFRAGMENT_HELP, DefragmentArgs};
 
 #[expect(clippy::struct_excessive_bools, reason = "command-line options")]
@@ -244,6 +244,9 @@ pub(crate) enum FilesystemCommand {
     /// Write short extents of files again, as fewer and longer ones
     #[command(after_help = DEFRAGMENT_HELP)]
     Defragment(DefragmentArgs),
+    /// Make a swap file
+    #[command(after_help = MKSWAPFILE_HELP)]
+    Mkswapfile(MkswapfileArgs),
 }
 
 /// The units in which sizes are printed, as in btrfs-progs.

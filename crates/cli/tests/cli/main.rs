@@ -33,6 +33,7 @@ mod listing;
 mod long_mount_tables;
 mod man_pages;
 mod mkfs;
+mod mkswapfile;
 mod mount;
 mod mount_end;
 mod mount_end_hung;

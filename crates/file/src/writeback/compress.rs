@@ -175,10 +175,16 @@ impl FileState {
         self.gave_up_compression || self.flags.contains(InodeFlags::NOCOMPRESS)
     }
 
+    /// Whether data of the file may be compressed at all.
+    pub(crate) fn compression_is_possible(&self) -> bool {
+        let has = |flag| self.flags.contains(flag);
+        !has(InodeFlags::NODATACOW) && !has(InodeFlags::NODATASUM) && self.view.has_checksums()
+    }
+
     /// How data that is written now is compressed, if at all.
     pub(crate) fn compression_policy(&self) -> Option<CompressionPolicy> {
         let has = |flag| self.flags.contains(flag);
-        if has(InodeFlags::NODATACOW) || has(InodeFlags::NODATASUM) || !self.view.has_checksums() {
+        if !self.compression_is_possible() {
             return None;
         }
         let volume = self.source.compress();

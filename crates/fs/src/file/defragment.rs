@@ -22,13 +22,14 @@ use crate::space::backref::Backrefs;
 use crate::space::disk_usage;
 use crate::{Compressor, Error, File, Result};
 use butternut_file::{
-    DefragmentRule, ExaminedExtent, FileState, Mapping, MappingKind, Mappings, RewritePart,
-    Rewritten, count_extents, start_of_last_extent,
+    DefragmentRule, ExaminedExtent, Mapping, MappingKind, Mappings, RewritePart, Rewritten,
+    count_extents, start_of_last_extent,
 };
 use butternut_format::extent::DataRef;
 use butternut_format::file_extent::DiskExtent;
+use butternut_format::inode::InodeFlags;
 use butternut_format::units::{Generation, Ino, Logical, SECTOR_BYTES, TreeId, length};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 /// The default threshold, in bytes: the kernel's.
@@ -161,7 +162,10 @@ impl File {
         drop(writing);
         // Dirty data gets its extents first.
         filesystem.write_back_one(write_state, pin.entry())?;
-        let compressor = options.compressor.filter(|_| self.can_be_compressed());
+        let flags = filesystem.attributes(pin.entry())?.flags;
+        let is_plain = [InodeFlags::NODATACOW, InodeFlags::NODATASUM];
+        let is_plain = is_plain.iter().any(|flag| flags.contains(*flag));
+        let compressor = options.compressor.filter(|_| !is_plain);
         let range = options.range.start - options.range.start % SECTOR_BYTES
             ..options.range.end.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(u64::MAX);
         let mut done =
@@ -238,12 +242,6 @@ impl File {
         })
     }
 
-    fn can_be_compressed(&self) -> bool {
-        let pin = self.pin.as_ref().map(|pin| pin.entry().lock_shared());
-        let file = pin.as_ref().and_then(|state| state.file.as_deref());
-        file.is_none_or(FileState::can_be_compressed)
-    }
-
     /// Returns the number of extents of a range.
     fn extents_in(&self, range: &Range<u64>) -> Result<u64> {
         let mut all = Mappings::of(self.view(), range.clone());
@@ -291,7 +289,8 @@ impl File {
         let tree = TreeId(id.subvolume);
         let last_snapshot = forest.last_snapshot(tree)?;
         let is_selectable = |mapping: &Mapping| rule.compresses || mapping.bytes < rule.threshold;
-        let mut unsure = HashMap::new();
+        // In the order of the extent tree.
+        let mut unsure = BTreeMap::new();
         for mapping in mappings.iter().filter(|mapping| is_selectable(mapping)) {
             let Some((extent, generation, skip)) = in_tree(mapping) else { continue };
             let offset = mapping.offset.wrapping_sub(skip);

@@ -8,7 +8,6 @@
 //!    breaks sharing, so it is used only where that is requested; the extents are counted then.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
