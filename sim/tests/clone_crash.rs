@@ -1,6 +1,6 @@
-//! Crashes while files share extents, change and delete what they share, and are defragmented: each
-//! leaves what was durable. Steps end with a sync of the volume, or of the one file that they changed, which writes
-//! the log.
+//! Crashes while files share extents, change and delete what they share, and are defragmented:
+//! each leaves what was durable. Steps end with a sync of the volume, or of the one file that they
+//! changed, which writes the log.
 //!
 //! `BUTTERNUT_LONG=1` checks more workloads; `BUTTERNUT_SEED=N` checks one.
 

@@ -116,12 +116,11 @@ impl FileState {
         }
         self.shared.wait_for_readahead();
         let source = self.source.clone();
-        let (runs, no_space) = match self.allocate_contiguous(&mut run) {
-            true => (vec![run], None),
-            false => {
-                let (runs, unallocated) = prepare(&source, &mut [&mut *self], vec![run]);
-                (runs, unallocated.into_iter().next())
-            }
+        let (runs, no_space) = if self.allocate_contiguous(&mut run) {
+            (vec![run], None)
+        } else {
+            let (runs, unallocated) = prepare(&source, &mut [&mut *self], vec![run]);
+            (runs, unallocated.into_iter().next())
         };
         let is_reserved = length(runs.len()) <= reserved
             || self.reserve_metadata_for_runs(length(runs.len()), blocks, self.size());

@@ -164,7 +164,8 @@ impl<'a> WritebackRun<'a> {
         self.data.bytes()
     }
 
-    /// Compresses the run with `compressor`, whatever its file's flags and a sample of its data say.
+    /// Compresses the run with `compressor`, whatever its file's flags and a sample of its data
+    /// say.
     pub(crate) fn compress_always(&mut self, compressor: Compressor) {
         self.policy = Some(CompressionPolicy::always(compressor));
     }

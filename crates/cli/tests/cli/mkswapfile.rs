@@ -57,7 +57,7 @@ fn the_kernel_swaps_to_the_file() {
     assert!(said.contains("\nmapped\n"), "{said}");
     assert!(said.contains(&format!("UUID={UUID}\nTYPE=swap\n")), "{said}");
     assert!(said.contains("\n600 16777216\n"), "{said}");
-    assert!(said.contains("C"), "{said}");
+    assert!(said.contains("C---"), "{said}");
     assert_eq!(mode & 0o777, 0o600);
     // The size is in KiB, without the header.
     assert!(said.contains("\nfile 16380\noff\n"), "{said}");

@@ -22,6 +22,7 @@
 
 use super::RewritePart;
 use crate::extent_map::{Mapping, MappingKind};
+use crate::overlay::EXTENT_BYTES_MAX;
 use crate::writeback::BATCH_BYTES_MAX;
 use butternut_format::file_extent::{COMPRESSED_BYTES_MAX, Compression};
 use butternut_format::units::SECTOR_BYTES;
@@ -67,11 +68,17 @@ impl Group {
     fn of(extent: &ExaminedExtent) -> Self {
         let ExaminedExtent { mapping, is_shared } = *extent;
         let capacity = match mapping.kind {
-            MappingKind::Regular { encoding, .. } => Some(match encoding.compression {
-                Compression::None => BATCH_BYTES_MAX,
-                Compression::Zlib | Compression::Lzo | Compression::Zstd => COMPRESSED_BYTES_MAX,
-            }),
-            MappingKind::Hole
+            MappingKind::Regular { encoding, .. } if mapping.bytes <= EXTENT_BYTES_MAX => {
+                Some(match encoding.compression {
+                    Compression::None => BATCH_BYTES_MAX,
+                    Compression::Zlib | Compression::Lzo | Compression::Zstd => {
+                        COMPRESSED_BYTES_MAX
+                    }
+                })
+            }
+            // A longer one is no extent that a filesystem writes: the number of parts is bounded.
+            MappingKind::Regular { .. }
+            | MappingKind::Hole
             | MappingKind::Preallocated { .. }
             | MappingKind::Inline { .. }
             | MappingKind::Buffered => None,
@@ -259,10 +266,10 @@ mod tests {
     }
 
     /// The ranges that are written again, in blocks.
-    fn ranges(rule: DefragmentRule, extents: &[ExaminedExtent]) -> Vec<Range<u64>> {
+    fn ranges(rule: DefragmentRule, extents: &[ExaminedExtent]) -> Vec<(u64, u64)> {
         let (plan, _) = rule.plan(extents, &ALL, u64::MAX);
         let parts = plan.parts.iter();
-        parts.map(|part| part.range.start / BLOCK..part.range.end / BLOCK).collect()
+        parts.map(|part| (part.range.start / BLOCK, part.range.end / BLOCK)).collect()
     }
 
     #[test]
@@ -270,9 +277,9 @@ mod tests {
         let lone = file(&[plain(3, 100), plain(5, 0), plain(3, 200)]);
         assert!(ranges(KIB_256, &lone).is_empty());
         let two = file(&[plain(3, 100), plain(3, 200), plain(5, 0), plain(1, 300)]);
-        assert_eq!(ranges(KIB_256, &two), [0..6]);
-        let long = file(&[plain(64, 100), plain(3, 300), plain(64, 400), plain(63, 500)]);
-        assert!(ranges(KIB_256, &long).is_empty());
+        assert_eq!(ranges(KIB_256, &two), [(0, 6)]);
+        let full = file(&[plain(64, 100), plain(3, 300), plain(64, 400), plain(63, 500)]);
+        assert!(ranges(KIB_256, &full).is_empty());
     }
 
     #[test]
@@ -280,7 +287,7 @@ mod tests {
         let joined = file(&[plain(2, 100), plain(2, 102), plain(2, 104)]);
         assert!(ranges(KIB_256, &joined).is_empty());
         let long = file(&[plain(32, 100), plain(32, 132), plain(2, 300), plain(2, 400)]);
-        assert_eq!(ranges(KIB_256, &long), [64..68]);
+        assert_eq!(ranges(KIB_256, &long), [(64, 68)]);
         let mappings: Vec<Mapping> = long.iter().map(|extent| extent.mapping).collect();
         assert_eq!(count_extents(&mappings), 3);
     }
@@ -291,9 +298,9 @@ mod tests {
         let full = file(&[compressed(32, 100), compressed(32, 200), compressed(4, 300)]);
         assert!(ranges(KIB_256, &full).is_empty());
         let short = file(&[compressed(4, 100), compressed(4, 101)]);
-        assert_eq!(ranges(KIB_256, &short), [0..8]);
+        assert_eq!(ranges(KIB_256, &short), [(0, 8)]);
         let all = DefragmentRule { compresses: true, ..KIB_256 };
-        assert_eq!(ranges(all, &full), [0..68]);
+        assert_eq!(ranges(all, &full), [(0, 68)]);
     }
 
     #[test]
@@ -302,9 +309,9 @@ mod tests {
         let mixed = file(&[plain(1, 100), shared(2, 200), plain(1, 300), plain(1, 400)]);
         let (plan, _) = KIB_256.plan(&mixed, &ALL, u64::MAX);
         assert_eq!(plan.shared_bytes_left, 2 * BLOCK);
-        assert_eq!(ranges(KIB_256, &mixed), [3..5]);
+        assert_eq!(ranges(KIB_256, &mixed), [(3, 5)]);
         let breaks = DefragmentRule { keeps_shared: false, ..KIB_256 };
-        assert_eq!(ranges(breaks, &mixed), [0..5]);
+        assert_eq!(ranges(breaks, &mixed), [(0, 5)]);
         assert_eq!(breaks.plan(&mixed, &ALL, u64::MAX).0.shared_bytes_left, 0);
     }
 
@@ -327,11 +334,17 @@ mod tests {
         let mib = 256;
         let rule = DefragmentRule { threshold: 32 << 20, ..KIB_256 };
         let long = file(&[plain(7 * mib, 1), plain(8 * mib, 9999), plain(3 * mib, 1)]);
-        assert_eq!(ranges(rule, &long), [0..15 * mib]);
+        assert_eq!(ranges(rule, &long), [(0, 15 * mib)]);
         let longer = file(&[plain(17 * mib, 1), plain(mib, 9999), plain(mib, 1)]);
-        assert_eq!(ranges(rule, &longer), [17 * mib..19 * mib]);
+        assert_eq!(ranges(rule, &longer), [(17 * mib, 19 * mib)]);
         let all = DefragmentRule { compresses: true, ..rule };
-        assert_eq!(ranges(all, &longer), [0..16 * mib, 16 * mib..19 * mib]);
+        assert_eq!(ranges(all, &longer), [(0, 16 * mib), (16 * mib, 19 * mib)]);
+    }
+
+    #[test]
+    fn an_extent_of_any_length_makes_few_parts() {
+        let all = DefragmentRule { compresses: true, ..KIB_256 };
+        assert!(ranges(all, &file(&[plain(1 << 48, 1), plain(1, 9)])).len() == 1);
     }
 
     #[test]

@@ -94,8 +94,8 @@ impl DefragmentOptions {
         self
     }
 
-    /// Leaves extents of at least `bytes` bytes alone. 0 is the default of 256 KiB. More than 16 MiB
-    /// counts as 16 MiB.
+    /// Leaves extents of at least `bytes` bytes alone. 0 is the default of 256 KiB. More than 16
+    /// MiB counts as 16 MiB.
     #[must_use]
     pub fn threshold(mut self, bytes: u64) -> Self {
         self.threshold = if bytes == 0 { THRESHOLD } else { bytes };

@@ -14,6 +14,7 @@
 //!    for its order.
 //! 3. Unlike the kernel, the calls leave extents alone that are shared, unless a sized call breaks
 //!    sharing ([`defragment_calls`](butternut_sys::defragment_calls)).
+//!    Since btrfs-progs refuses a FUSE mount before it makes a call, other programs make these.
 //! 4. The calls read and write much, so their replies are deferred. Writes that the kernel has
 //!    cached and not sent are sent first. Its pages stay valid: no byte changes.
 

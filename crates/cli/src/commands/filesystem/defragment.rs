@@ -109,11 +109,11 @@ impl Run<'_> {
                 text::escaped(path)
             );
             for (bytes, what) in [
-                (done.shared_bytes_left, "shared bytes left alone"),
-                (done.unshared_bytes, "bytes no longer shared"),
+                (done.shared_bytes_left, " shared bytes left alone"),
+                (done.unshared_bytes, " bytes no longer shared"),
             ] {
                 if bytes > 0 {
-                    line.push_str(&format!(", {bytes} {what}"));
+                    line.extend([", ", &bytes.to_string(), what]);
                 }
             }
             stderr_line(&line);
