@@ -2,12 +2,14 @@
 //! the file. Each volume is checked with all its checksums.
 
 use crate::volume::{TestVolume, failing_data, new};
+use butternut::device::{Fault, Rule};
+use butternut::format::chunk::BlockGroupFlags;
 use butternut::format::quota::QgroupId;
 use butternut::queue::{IoFlags, QueueOptions};
 use butternut::{
-    Allocate, AttributeFlags, Compression, Compressor, DefragmentOptions, Defragmented, Error,
-    ExtentKind, File, Filesystem, MountOptions, Privileges, QgroupLimits, SharedExtents,
-    SnapshotAccess,
+    Allocate, AttributeFlags, Compression, Compressor, DefragmentOptions, Defragmented,
+    EnospcInjector, Error, ExtentKind, File, Filesystem, MountOptions, Privileges, QgroupLimits,
+    SharedExtents, SnapshotAccess,
 };
 use butternut_mkfs::MkfsOptions;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -464,7 +466,7 @@ fn writers_readers_snapshots_and_clones_go_on_beside_it() {
         thread::scope(|scope| {
             let (fs, file, ended) = (&fs, &file, &ended);
             let writers: Vec<_> = (0..WRITERS)
-                .map(|writer| scope.spawn(move || write_own(file, writer, WRITERS, BLOCKS)))
+                .map(|writer| scope.spawn(move || write_own((fs, file), writer, WRITERS, BLOCKS)))
                 .collect();
             scope.spawn(move || {
                 let mut buf = vec![0; 4096 * 8];
@@ -514,23 +516,100 @@ fn writers_readers_snapshots_and_clones_go_on_beside_it() {
     }
 }
 
-/// Writes the blocks of a writer by all lanes. Returns what they hold at the end.
-fn write_own(file: &File, writer: u64, writers: u64, blocks: u64) -> Vec<(u64, Vec<u8>)> {
+/// Writes the blocks of a writer by all lanes. Returns what they hold at the end. Requests of a
+/// queue stay in flight until the end of a round.
+fn write_own(
+    (fs, file): (&Filesystem, &File),
+    writer: u64,
+    writers: u64,
+    blocks: u64,
+) -> Vec<(u64, Vec<u8>)> {
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
     let mut last = Vec::new();
     for round in 0..12 {
         last.clear();
         for at in (writer..blocks).step_by(writers as usize) {
             let bytes = block(round * 1000 + writer + 20, at);
-            match (round + at) % 3 {
+            match (round + at / writers) % 4 {
                 0 => file.write_at(at * BLOCK, &bytes).map(drop).unwrap(),
                 1 => file.write_direct(at * BLOCK, &bytes, Privileges::Keep).map(drop).unwrap(),
-                _ => file.write_uncached(at * BLOCK, &bytes, Privileges::Keep).map(drop).unwrap(),
+                2 => file.write_uncached(at * BLOCK, &bytes, Privileges::Keep).map(drop).unwrap(),
+                _ => {
+                    let mut buffer = queue.buffer(4096).unwrap();
+                    buffer.copy_from_slice(&bytes);
+                    queue.write(file, at * BLOCK, buffer, IoFlags::DIRECT, at).unwrap();
+                    queue.submit();
+                }
             }
             last.push((at, bytes));
         }
+        let mut done = Vec::new();
+        while queue.outstanding() > 0 {
+            queue.reap(1, None, &mut done);
+        }
+        assert!(done.iter().all(|done| matches!(done.result, Ok(4096))), "{done:?}");
         if round % 4 == 3 {
             file.sync_all().unwrap();
         }
     }
     last
+}
+
+/// Each call fails at another reservation, or none of them does.
+#[test]
+fn a_lack_of_space_at_any_reservation_changes_no_byte() {
+    let volume = volume();
+    let injector = EnospcInjector::default();
+    let options = MountOptions::default().read_only(false).commit_seconds(0);
+    let options = options.enospc_injector(Some(injector.clone()));
+    let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+    let mut failed = 0;
+    let mut files = Vec::new();
+    for nth in 1..24 {
+        let name = format!("{nth}");
+        let file = make(&fs, &name, if nth % 4 == 0 { NO_COW } else { 0 });
+        let want = fragment(&file, 40, nth);
+        let zstd = Compressor::new(Compression::Zstd).filter(|_| nth % 3 == 0);
+        injector.fail_every(nth);
+        let done = file.defragment(&default().compressor(zstd));
+        injector.fail_none();
+        if let Err(error) = &done {
+            assert_eq!(error.errno(), 28, "{error:?}");
+            failed += 1;
+        }
+        assert_reads(&file, &want);
+        file.sync_all().unwrap();
+        drop(file);
+        files.push((name, want));
+    }
+    assert!(failed > 0 && failed < 23, "{failed} calls have failed");
+    let fs = volume.reopen(fs);
+    for (name, want) in files {
+        let file = fs.open_file(fs.lookup(fs.root(), name.as_bytes()).unwrap()).unwrap();
+        assert_reads(&file, &want);
+    }
+}
+
+#[test]
+fn data_that_cannot_be_read_stays_where_it_is() {
+    let volume = volume();
+    let fs = volume.open();
+    let file = make(&fs, "file", 0);
+    let want = fragment(&file, 40, 15);
+    drop(file);
+    fs.close().unwrap();
+    let (device, fs) = volume.open_faulty(&MountOptions::default().commit_seconds(0));
+    let file = fs.open_file(fs.lookup(fs.root(), b"file").unwrap()).unwrap();
+    let before = extents(&file);
+    let chunks = fs.inspect().chunks();
+    let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
+    let data = chunks.iter().find(|chunk| is_data(chunk.flags)).unwrap();
+    let at = data.stripes[0].1..data.stripes[0].1 + data.bytes;
+    device.add(Rule::at(at, Fault::ReadError));
+    assert_eq!(file.defragment(&default()).unwrap_err().errno(), 5);
+    device.clear();
+    assert_eq!(extents(&file), before);
+    assert_reads(&file, &want);
+    drop(file);
+    reopened(&volume, fs, "file", &want);
 }
