@@ -1,11 +1,14 @@
-//! Crashes while files share extents, and change and delete what they share: each leaves what was
-//! durable. Steps end with a sync of the volume, or of the one file that they changed, which writes
-//! the log.
+//! Crashes while files share extents, change and delete what they share, and are defragmented:
+//! each leaves what was durable. Steps end with a sync of the volume, or of the one file that they
+//! changed, which writes the log.
 //!
 //! `BUTTERNUT_LONG=1` checks more workloads; `BUTTERNUT_SEED=N` checks one.
 
 use anyhow::{Context, Result, ensure};
-use butternut::{File, FileId, Filesystem, MountOptions, NewInode};
+use butternut::{
+    Compression, Compressor, DefragmentOptions, File, FileId, Filesystem, MountOptions, NewInode,
+    SharedExtents,
+};
 use butternut_device::{Crash, CrashImage, CrashOptions, Device, RecordingDevice};
 use butternut_mkfs::MkfsOptions;
 use butternut_sim::crash::{JudgeOptions, StoryBuilder, Verdict, judge};
@@ -53,10 +56,11 @@ impl Run {
     fn step(&mut self) -> Result<State> {
         let name = format!("file{}", self.random.index(FILES)).into_bytes();
         let file = self.open(&name)?;
-        match self.random.index(8) {
-            0..2 => self.write(&name, &file)?,
-            2..6 => self.clone_range(&name, &file)?,
-            6 => self.truncate(&name, &file)?,
+        match self.random.index(12) {
+            0..3 => self.write(&name, &file)?,
+            3..7 => self.clone_range(&name, &file)?,
+            7 => self.truncate(&name, &file)?,
+            8..11 => self.defragment(&file)?,
             _ => {
                 drop(file);
                 self.filesystem.unlink(self.filesystem.root(), &name)?;
@@ -124,6 +128,16 @@ impl Run {
         let (start, end) = (in_memory(start)?, in_memory(start + bytes)?);
         let shared = self.bytes_of(&from_name)[start..end].to_vec();
         put(self.bytes_of(name), in_memory(to)?, &shared);
+        Ok(())
+    }
+
+    /// Writes extents of a file again: no byte changes.
+    fn defragment(&mut self, file: &File) -> Result<()> {
+        let is_broken = self.random.one_in(2);
+        let shared = if is_broken { SharedExtents::Break } else { SharedExtents::Keep };
+        let compressor = Compressor::new(Compression::Zstd).filter(|_| self.random.one_in(3));
+        let options = DefragmentOptions::default().shared(shared).compressor(compressor);
+        file.defragment(&options)?;
         Ok(())
     }
 
@@ -236,7 +250,7 @@ fn verify(
 }
 
 #[test]
-fn every_crash_leaves_whole_clones() {
+fn every_crash_leaves_whole_clones_and_defragmented_files() {
     let only = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
     let seeds: std::ops::Range<u64> = match only {

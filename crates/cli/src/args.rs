@@ -6,6 +6,7 @@
 mod admin;
 mod check;
 mod dedupe;
+mod defragment;
 mod import;
 mod inspect;
 mod mkfs;
@@ -18,9 +19,10 @@ mod send;
 mod subvolume;
 mod volume;
 
-pub(crate) use admin::{LabelArgs, ResizeArgs, SyncArgs, TrimArgs};
+pub(crate) use admin::{LabelArgs, MkswapfileArgs, ResizeArgs, SyncArgs, TrimArgs};
 pub(crate) use check::CheckArgs;
 pub(crate) use dedupe::DedupeArgs;
+pub(crate) use defragment::DefragmentArgs;
 pub(crate) use import::{ImportArgs, ImportOptions};
 pub(crate) use inspect::{
     DumpSuperArgs, DumpTreeArgs, InodeResolveArgs, InspectCommand, LogicalResolveArgs, RootidArgs,
@@ -408,7 +410,7 @@ pub(crate) enum Command {
     /// Show and change quota groups
     #[command(subcommand)]
     Qgroup(QgroupCommand),
-    /// Show and change a volume as a whole: label, devices, space
+    /// Show and change a volume as a whole: label, devices, space, extents
     #[command(subcommand, visible_alias = "fi")]
     Filesystem(FilesystemCommand),
     /// Print on-disk structures

@@ -29,6 +29,7 @@
 //! | `state` | a file that is being written: its dirty data and its reservations |
 //! | `writeback`, `merge` | from dirty blocks to the disk; from the overlay to the trees |
 //! | `write`, `truncate`, `fallocate`, `clone` | changes of a file that its caller requests |
+//! | `defragment` | extents that are written again as fewer ones |
 //! | `direct` | direct writes that are in flight without a lock |
 //!
 //! Left to others: the verification of bytes against checksums, mirrors and parity (`volume`); the
@@ -38,6 +39,7 @@ mod bounded_cache;
 mod checksum_cache;
 mod clone;
 pub mod compress;
+mod defragment;
 mod direct;
 mod error;
 mod error_sequence;
@@ -62,6 +64,10 @@ mod writeback;
 
 pub use clone::CloneRange;
 pub use compress::{BadCompressor, Compress, Compressor};
+pub use defragment::{
+    DefragmentPlan, DefragmentRule, ExaminedExtent, RewritePart, Rewritten, count_extents,
+    start_of_last_extent,
+};
 pub use direct::{AllocationRun, DirectWrite};
 pub use error::FileError;
 pub use error_sequence::ErrorCursor;

@@ -22,6 +22,7 @@ pub(crate) mod allocate;
 pub(crate) mod batch;
 pub(crate) mod compress;
 
+use crate::compress::Compressor;
 use crate::error::FileError;
 use crate::overlay::{CompressedExtent, PendingExtent, Place};
 use crate::shared_file::SharedFile;
@@ -104,11 +105,13 @@ pub(crate) enum RunOrigin {
     Dirty,
     /// Dirty blocks whose space is in the file's data reservation.
     DirtyReserved,
+    /// The file itself: the same bytes go to another place.
+    Rewrite,
 }
 
 impl RunOrigin {
     pub(crate) fn is_dirty(self) -> bool {
-        self != Self::Caller
+        matches!(self, Self::Dirty | Self::DirtyReserved)
     }
 
     pub(crate) fn is_reserved(self) -> bool {
@@ -159,6 +162,18 @@ impl<'a> WritebackRun<'a> {
     /// Bytes of the file.
     pub(crate) fn bytes(&self) -> u64 {
         self.data.bytes()
+    }
+
+    /// Compresses the run with `compressor`, whatever its file's flags and a sample of its data
+    /// say.
+    pub(crate) fn compress_always(&mut self, compressor: Compressor) {
+        self.policy = Some(CompressionPolicy::always(compressor));
+    }
+
+    /// Whether the run is compressed because its caller wanted that.
+    pub(crate) fn is_compressed_always(&self) -> bool {
+        let is_forced = self.policy.is_some_and(CompressionPolicy::is_forced);
+        is_forced && matches!(self.data, Data::Compressed { .. })
     }
 
     pub(crate) fn disk_bytes(&self) -> u64 {
@@ -368,7 +383,9 @@ impl WritebackRun<'_> {
             let (RunFile { tree, ino, .. }, offset) = (self.run_file, self.start);
             self.data.end(WritebackResult::Lost);
             let error = FileError::Write { tree, ino, offset, source: Arc::new(failure) };
-            source.record_error(&shared, &error);
+            if self.origin != RunOrigin::Rewrite {
+                source.record_error(&shared, &error);
+            }
             return Err(error);
         }
         shared.add_written(self.bytes());
@@ -389,7 +406,7 @@ impl WritebackRun<'_> {
             }
         };
         shared.in_flight().defer_free(freed);
-        if !self.origin.is_dirty() {
+        if self.origin == RunOrigin::Caller {
             // Cached pages of the range are older than the disk.
             shared.bump_data_version();
             shared.pages().invalidate(&pages_of(&range));
@@ -450,6 +467,15 @@ impl Data<'_> {
             Data::Slice(_) => {}
         }
     }
+}
+
+/// Whether two uncompressed runs follow one another in the file and on disk.
+pub(crate) fn is_contiguous(one: &WritebackRun<'_>, next: &WritebackRun<'_>) -> bool {
+    let is_plain = |run: &WritebackRun<'_>| !matches!(run.data, Data::Compressed { .. });
+    is_plain(one)
+        && is_plain(next)
+        && one.range().end == next.start
+        && one.logical.0.saturating_add(one.disk_bytes()) == next.logical.0
 }
 
 /// Start of the block group that contains an address.

@@ -9,6 +9,7 @@
 //! | `allocation_runs` | space that is allocated ahead for direct writes |
 //! | `clone` | ranges that share their extents |
 //! | `copy` | copies, which share extents where they can |
+//! | `defragment` | extents that are written again as fewer ones |
 //! | `direct` | direct writes that share the inode lock |
 //! | `flag_checks` | when a handle checks the flags of its inode |
 //!
@@ -20,6 +21,7 @@ pub(crate) mod alter;
 pub(crate) mod clone;
 mod copy;
 pub(crate) mod cursor;
+pub(crate) mod defragment;
 pub(crate) mod direct;
 pub(crate) mod flag_checks;
 mod path;

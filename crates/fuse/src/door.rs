@@ -12,6 +12,7 @@
 //! | `data` | READ, FALLOCATE, COPY_FILE_RANGE, FSYNC |
 //! | `write` | WRITE |
 //! | `seek` | LSEEK |
+//! | `ioctl_defragment` | IOCTL: defragmentation of files |
 //! | `ioctl_extents` | IOCTL: extents of a file, deduplication |
 //! | `ioctl_flags` | IOCTL: inode flags (`chattr`) |
 //! | `ioctl_search` | IOCTL: searches of trees |
@@ -31,6 +32,7 @@ mod checked_caller;
 mod data;
 mod deferred;
 mod interrupts;
+mod ioctl_defragment;
 mod ioctl_extents;
 mod ioctl_flags;
 mod ioctl_search;

@@ -10,6 +10,7 @@ pub mod block_device;
 pub mod buffer;
 pub mod buffers;
 pub mod clock;
+pub mod defragment_calls;
 pub mod descriptors;
 pub mod errno;
 pub mod event;

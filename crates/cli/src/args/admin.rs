@@ -12,6 +12,22 @@ An image file is extended when its volume grows. It is truncated when its volume
 volume reached the end of the file. A volume cannot shrink below the end of its last block group in
 use.";
 
+pub(super) const MKSWAPFILE_HELP: &str = "\
+The file is made as by `btrfs filesystem mkswapfile`: without copy-on-write and checksums (chattr
++C), with all its space allocated, readable by its owner only, and with the header that mkswap(8)
+writes, for pages of 4096 bytes. The volume must not be mounted or open in another process. If the
+command fails, the volume is unchanged. The file must not exist; to replace a swap file, remove it
+first.
+
+The kernel uses the file with swapon(8) when it has the volume mounted, if the volume has one device
+and the data profile single. While the file is in use, the kernel makes no snapshot of its
+subvolume. Make a subvolume for it, which is left out of snapshots. A mount of this program, as
+every FUSE mount, cannot be swapped to.
+
+    butternut subvolume create disk.img /swap
+    butternut filesystem mkswapfile --size 4G disk.img /swap/file
+    swapon /mnt/swap/file";
+
 #[derive(Debug, Args)]
 pub(crate) struct LabelArgs {
     #[command(flatten)]
@@ -43,6 +59,20 @@ pub(crate) struct ResizeArgs {
     /// Do not truncate the image file of a volume that shrinks
     #[arg(long)]
     pub(crate) keep_file: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MkswapfileArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// Path of the new file
+    pub(crate) path: OsString,
+    /// Size of the file in bytes, with suffix K, M, G or T, rounded down to whole pages
+    #[arg(short, long, value_name = "SIZE", default_value = "2G")]
+    pub(crate) size: String,
+    /// UUID of the swap space, random, or clear for none
+    #[arg(short = 'U', long, value_name = "UUID", default_value = "random")]
+    pub(crate) uuid: String,
 }
 
 #[derive(Debug, Args)]

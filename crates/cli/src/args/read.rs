@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::VolumeArgs;
-use super::admin::{LabelArgs, RESIZE_HELP, ResizeArgs, SyncArgs};
+use super::admin::{LabelArgs, MKSWAPFILE_HELP, MkswapfileArgs, RESIZE_HELP, ResizeArgs, SyncArgs};
+use super::defragment::{DEFRAGMENT_HELP, DefragmentArgs};
 
 #[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]
@@ -240,6 +241,12 @@ pub(crate) enum FilesystemCommand {
     /// Resize a volume
     #[command(after_help = RESIZE_HELP)]
     Resize(ResizeArgs),
+    /// Write short extents of files again, as fewer and longer ones
+    #[command(after_help = DEFRAGMENT_HELP)]
+    Defragment(DefragmentArgs),
+    /// Make a swap file
+    #[command(after_help = MKSWAPFILE_HELP)]
+    Mkswapfile(MkswapfileArgs),
 }
 
 /// The units in which sizes are printed, as in btrfs-progs.

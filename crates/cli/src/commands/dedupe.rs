@@ -64,7 +64,8 @@ fn is_live(paths: &[OsString]) -> bool {
     are_files && paths.len() > 1 && !holds_volume(Path::new(first))
 }
 
-fn holds_volume(path: &Path) -> bool {
+/// Returns whether a file begins as a volume does.
+pub(super) fn holds_volume(path: &Path) -> bool {
     let mut magic = [0; 8];
     let read = |file: File| file.read_exact_at(&mut magic, COPY_OFFSETS[0] + MAGIC_AT);
     File::open(path).and_then(read).is_ok() && u64::from_le_bytes(magic) == MAGIC

@@ -1,9 +1,12 @@
-//! Commands for a volume as a whole: label, devices, space.
+//! Commands for a volume as a whole: label, devices, space, and the
+//! extents of files.
 
+pub(crate) mod defragment;
 pub(crate) mod df;
 pub(crate) mod du;
 pub(super) mod groups;
 pub(crate) mod label;
+pub(crate) mod mkswapfile;
 pub(crate) mod resize;
 pub(crate) mod show;
 pub(crate) mod sync;
@@ -22,5 +25,7 @@ pub(crate) fn run(global: &GlobalArgs, command: &FilesystemCommand, out: &mut Ou
         FilesystemCommand::Label(args) => label::run(global, args, out),
         FilesystemCommand::Sync(args) => sync::run(global, args, out),
         FilesystemCommand::Resize(args) => resize::run(global, args, out),
+        FilesystemCommand::Mkswapfile(args) => mkswapfile::run(global, args, out),
+        FilesystemCommand::Defragment(args) => defragment::run(global, args, out),
     }
 }

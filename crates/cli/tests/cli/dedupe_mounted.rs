@@ -163,7 +163,7 @@ fn a_mount_of_ours_deduplicates_as_the_kernels_does() {
 }
 
 /// Writes to files, truncates and removes them, so many times. Returns what each file holds.
-fn change_files(at: &Path, count: u64) -> Vec<Vec<u8>> {
+pub(crate) fn change_files(at: &Path, count: u64) -> Vec<Vec<u8>> {
     const BLOCK: usize = 64 << 10;
     let mut files: Vec<Vec<u8>> = vec![Vec::new(); 5];
     for step in 0..count {

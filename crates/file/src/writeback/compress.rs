@@ -56,6 +56,15 @@ thread_local! {
 }
 
 impl CompressionPolicy {
+    /// Compresses whatever a sample of the data says.
+    pub(crate) fn always(compressor: Compressor) -> Self {
+        Self { compressor, is_forced: true, may_give_up: false }
+    }
+
+    pub(crate) fn is_forced(self) -> bool {
+        self.is_forced
+    }
+
     pub(crate) fn compression(self) -> Compression {
         self.compressor.compression()
     }
@@ -166,10 +175,16 @@ impl FileState {
         self.gave_up_compression || self.flags.contains(InodeFlags::NOCOMPRESS)
     }
 
+    /// Whether data of the file may be compressed at all.
+    pub(crate) fn compression_is_possible(&self) -> bool {
+        let has = |flag| self.flags.contains(flag);
+        !has(InodeFlags::NODATACOW) && !has(InodeFlags::NODATASUM) && self.view.has_checksums()
+    }
+
     /// How data that is written now is compressed, if at all.
     pub(crate) fn compression_policy(&self) -> Option<CompressionPolicy> {
         let has = |flag| self.flags.contains(flag);
-        if has(InodeFlags::NODATACOW) || has(InodeFlags::NODATASUM) || !self.view.has_checksums() {
+        if !self.compression_is_possible() {
             return None;
         }
         let volume = self.source.compress();

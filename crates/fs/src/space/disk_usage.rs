@@ -104,7 +104,7 @@ impl Filesystem {
 }
 
 /// Returns whether an inode other than `id` refers to a data extent.
-fn is_shared(search: &mut Backrefs<'_>, logical: Logical, id: FileId) -> Result<bool> {
+pub(crate) fn is_shared(search: &mut Backrefs<'_>, logical: Logical, id: FileId) -> Result<bool> {
     let Some(extent) = search.covering(logical)? else { return Ok(false) };
     let mut is_shared = false;
     search.each_ref(&extent, |extent_ref| {

@@ -16,6 +16,7 @@ mod commit_budgets;
 mod damage;
 mod damaged_names;
 mod damaged_neighbour;
+mod defragment;
 mod device_failures;
 mod end_writes;
 mod hostile_chunks;

@@ -222,6 +222,15 @@ wire! {
         src_offset: u64, src_length: u64, dest_count: u16, reserved1: u16, reserved2: u32,
         dest_fd: i64, dest_offset: u64, bytes_deduped: u64, status: i32, reserved: u32,
     }
+    /// `struct btrfs_ioctl_defrag_range_args`.
+    DefragmentRange 48 {
+        start: u64, len: u64, flags: u64, extent_thresh: u32, compress_type: u32, unused: [u32; 4],
+    }
+    /// What was done, behind the range in a sized call.
+    DefragmentDone 40 {
+        rewritten_bytes: u64, extents_before: u64, extents_after: u64, shared_bytes_left: u64,
+        unshared_bytes: u64,
+    }
     Dirent 24 { ino: u64, off: u64, namelen: u32, kind: u32, }
     StatxIn 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32, }
     StatxTime 16 { tv_sec: i64, tv_nsec: u32, reserved: i32, }
