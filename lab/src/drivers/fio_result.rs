@@ -1,0 +1,196 @@
+//! Reads what fio writes: JSON with histograms (`json+`), and bandwidth logs.
+//!
+//! Latencies of several jobs, or of reads and writes together, are those of the sum of their
+//! histograms. A result without histograms has no latencies.
+
+use super::{Figures, Measured};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Percentiles of a sample, with the metric that has the same value.
+const PERCENTILES: [(&str, f64, &str); 4] =
+    [("50", 0.5, "p50"), ("95", 0.95, "p95"), ("99", 0.99, "p99"), ("99.9", 0.999, "p99.9")];
+const NS_PER_US: f64 = 1e3;
+
+/// Operations, bytes and latencies of one or more directions.
+#[derive(Default)]
+struct Total {
+    operations: f64,
+    iops: f64,
+    bytes_per_second: f64,
+    latency_sum_ns: f64,
+    latency_max_ns: f64,
+    /// Number of operations, by their latency in nanoseconds.
+    histogram: BTreeMap<u64, u64>,
+}
+
+/// Parses a result; warnings may precede the JSON.
+///
+/// # Errors
+/// The text is not such a result, a job failed, or none completed an operation.
+pub(crate) fn parse(text: &str, names: &BTreeMap<String, toml::Table>) -> Result<Measured> {
+    let start = text.find('{').context("fio wrote no JSON")?;
+    let result: Value = serde_json::from_str(&text[start..]).context("the result of fio")?;
+    let jobs = result["jobs"].as_array().context("the result of fio has no jobs")?;
+    let mut measured = Measured::default();
+    let mut all = Total::default();
+    for job in jobs {
+        let name = job["jobname"].as_str().context("a job of fio has no name")?;
+        let error = job["error"].as_i64().unwrap_or(0);
+        ensure!(error == 0, "fio: job {name}: error {error}");
+        ensure!(names.contains_key(name), "fio: job {name}: not one of the row");
+        let mut total = Total::default();
+        for direction in [&job["read"], &job["write"], &job["trim"]] {
+            total.add(direction);
+            all.add(direction);
+            let runtime = direction["runtime"].as_f64().unwrap_or(0.0) / 1e3;
+            measured.seconds = measured.seconds.max(runtime);
+        }
+        ensure!(total.operations > 0.0, "fio: job {name}: completed no operation");
+        measured.jobs.insert(name.to_owned(), total.figures());
+    }
+    ensure!(all.operations > 0.0, "fio completed no operation");
+    measured.all = all.figures();
+    Ok(measured)
+}
+
+impl Total {
+    fn add(&mut self, direction: &Value) {
+        let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+        self.operations += number(&direction["total_ios"]);
+        self.iops += number(&direction["iops"]);
+        self.bytes_per_second += number(&direction["bw_bytes"]);
+        let latency = &direction["clat_ns"];
+        let count = number(&latency["N"]);
+        self.latency_sum_ns += number(&latency["mean"]) * count;
+        self.latency_max_ns = self.latency_max_ns.max(number(&latency["max"]));
+        for (ns, count) in latency["bins"].as_object().into_iter().flatten() {
+            if let (Ok(ns), Some(count)) = (ns.parse(), count.as_u64()) {
+                *self.histogram.entry(ns).or_default() += count;
+            }
+        }
+    }
+
+    fn figures(&self) -> Figures {
+        let mut values = BTreeMap::new();
+        values.insert("iops".to_owned(), self.iops);
+        values.insert("mbps".to_owned(), self.bytes_per_second / 1e6);
+        let mut percentiles = BTreeMap::new();
+        let count: u64 = self.histogram.values().sum();
+        if count > 0 {
+            for (label, part, metric) in PERCENTILES {
+                let ns = percentile(&self.histogram, count, part);
+                percentiles.insert(label.to_owned(), ns);
+                values.insert(metric.to_owned(), ns / NS_PER_US);
+            }
+            values.insert("mean".to_owned(), self.latency_sum_ns / count as f64 / NS_PER_US);
+            values.insert("max".to_owned(), self.latency_max_ns / NS_PER_US);
+        }
+        Figures { operations: self.operations, values, percentiles, series: Vec::new() }
+    }
+}
+
+/// Returns the smallest latency that a part of all operations do not exceed, in nanoseconds.
+fn percentile(histogram: &BTreeMap<u64, u64>, count: u64, part: f64) -> f64 {
+    let want = count as f64 * part;
+    let mut seen = 0;
+    for (ns, operations) in histogram {
+        seen += operations;
+        if seen as f64 >= want {
+            return *ns as f64;
+        }
+    }
+    0.0
+}
+
+/// Reads a bandwidth log: pairs of a second and the MB/s of all jobs in it. A log that cannot be read
+/// is empty: fio writes none for a job of less than a second.
+pub(crate) fn series(path: &Path) -> Vec<(f64, f64)> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let mut seconds: BTreeMap<u64, f64> = BTreeMap::new();
+    for line in text.lines() {
+        let mut fields = line.split(',').map(|field| field.trim().parse::<u64>());
+        if let (Some(Ok(ms)), Some(Ok(kib))) = (fields.next(), fields.next()) {
+            *seconds.entry((ms + 500) / 1000).or_default() += kib as f64 * 1024.0 / 1e6;
+        }
+    }
+    seconds.into_iter().map(|(second, value)| (second as f64, value)).collect()
+}
+
+/// Adds the series of several jobs.
+pub(crate) fn sum<'a>(all: impl Iterator<Item = &'a [(f64, f64)]>) -> Vec<(f64, f64)> {
+    let mut total: Vec<(f64, f64)> = Vec::new();
+    for series in all {
+        for (second, value) in series {
+            match total.iter_mut().find(|(known, _)| (known - second).abs() < 0.5) {
+                Some((_, sum)) => *sum += value,
+                None => total.push((*second, *value)),
+            }
+        }
+    }
+    total.sort_by(|a, b| a.0.total_cmp(&b.0));
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> BTreeMap<String, toml::Table> {
+        ["a", "b"].map(|name| (name.to_owned(), toml::Table::new())).into_iter().collect()
+    }
+
+    #[test]
+    fn rates_are_summed_and_histograms_are_merged() {
+        let text = r#"fio: a warning
+            {"jobs": [
+              {"jobname": "a", "error": 0,
+               "read": {"iops": 0, "total_ios": 0},
+               "write": {"iops": 90, "bw_bytes": 4000000, "total_ios": 90, "runtime": 1000,
+                 "clat_ns": {"N": 90, "mean": 1000, "max": 1200, "bins": {"1000": 90}}}},
+              {"jobname": "b", "error": 0,
+               "read": {"iops": 10, "bw_bytes": 1000000, "total_ios": 10, "runtime": 900,
+                 "clat_ns": {"N": 10, "mean": 5000, "max": 9000, "bins": {"5000": 10}}},
+               "write": {"iops": 0, "total_ios": 0}}]}"#;
+        let measured = parse(text, &names()).unwrap();
+        assert!((measured.seconds - 1.0).abs() < 1e-9);
+        let all = &measured.all.values;
+        let near = |metric: &str, want: f64| (all[metric] - want).abs() < 1e-9;
+        assert!(near("iops", 100.0) && near("mbps", 5.0) && near("mean", 1.4));
+        assert!(near("p50", 1.0) && near("p95", 5.0) && near("max", 9.0), "{all:?}");
+        assert!((measured.jobs["a"].values["p99.9"] - 1.0).abs() < 1e-9);
+        assert!((measured.all.percentiles["99"] - 5000.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn failures_are_errors() {
+        for (text, want) in [
+            ("fio: no such job", "no JSON"),
+            (r#"{"jobs": [{"jobname": "a", "error": 28}]}"#, "error 28"),
+            (r#"{"jobs": [{"jobname": "c", "error": 0}]}"#, "not one of the row"),
+            (r#"{"jobs": [{"jobname": "a", "error": 0, "read": {}}]}"#, "no operation"),
+        ] {
+            let error = parse(text, &names()).unwrap_err().to_string();
+            assert!(error.contains(want), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn logs_are_summed_by_second() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a_bw.log");
+        std::fs::write(
+            &path,
+            "1000, 1000, 1, 65536, 0\n1001, 3000, 1, 65536, 0\n2000, 500, 1, 1, 0\n",
+        )
+        .unwrap();
+        let read = series(&path);
+        assert_eq!(read.len(), 2);
+        assert!((read[0].1 - 4.096).abs() < 1e-9 && (read[1].0 - 2.0).abs() < 1e-9);
+        let both = sum([&read[..], &read[..]].into_iter());
+        assert!((both[0].1 - 8.192).abs() < 1e-9);
+        assert!(series(&dir.path().join("none")).is_empty());
+    }
+}
