@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 #[command(after_help = HELP)]
 pub(crate) struct Args {
     /// The suite to run: a name of `list`, or a file FILE.toml
-    #[arg(long, required_unless_present = "resume")]
+    #[arg(long, required_unless_present_any = ["resume", "file"])]
     suite: Option<String>,
     /// Run a suite of a file, as --suite
     #[arg(value_name = "FILE.toml", conflicts_with = "suite")]
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     /// Seconds of each timed measurement [default: those of the suite]
     #[arg(long, value_name = "N")]
     seconds: Option<u32>,
-    /// Stop after this long, such as 10m or 2h, with the repeats that fit
+    /// Stop after this long, such as 10m or 2h, with the repeats that fit [default: none; quick: 9m]
     #[arg(long, value_name = "BUDGET")]
     time: Option<String>,
     /// Repeat each cell this many times [default: 3 to 10, as its variance needs; quick: 2]
@@ -230,20 +230,17 @@ impl<'a> Run<'a> {
     /// Takes over what a record has (law 3).
     fn continue_from(&mut self, record: &Record) -> Result<()> {
         let plan = &mut self.prepared.plan;
-        let mut order = None;
         for sample in &record.samples {
             let found = plan.find(&sample.row, &sample.target, &sample.switches);
             let cell = found.with_context(|| {
                 format!("{}: not in the suite any more (start a new run)", sample.row)
             })?;
             let first = plan.rows[plan.cells[cell].row].scenario.metrics[0].clone();
-            let history = &mut plan.cells[cell].history;
+            // The first metric is recorded first. A crash may have cost the repeat later ones.
             if sample.metric == first {
-                history.values.insert(sample.repeat, sample.value);
+                plan.cells[cell].history.values.insert(sample.repeat, sample.value);
                 self.done += 1;
             }
-            history.recorded.entry(sample.repeat).or_default().push(sample.metric.clone());
-            order = order.max(Some(sample.order));
         }
         for failure in &record.failures {
             if let Some(cell) = plan.find(&failure.row, &failure.target, &failure.switches) {
@@ -307,6 +304,7 @@ impl<'a> Run<'a> {
             let outcome = task.run()?;
             outcome.samples(task.row, task.target, task.switches, &when)
         });
+        self.pace.took(began.elapsed());
         match outcome {
             Err(error) if error.is::<interrupt::Interrupted>() => return Err(self.interrupted()),
             Ok(samples) => {
@@ -319,7 +317,6 @@ impl<'a> Run<'a> {
             }
         }
         self.done += 1;
-        self.pace.took(began.elapsed());
         Ok(())
     }
 
@@ -339,7 +336,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Appends the samples that the record does not have, and returns the first value as text.
+    /// Appends the samples, and returns the first value as text.
     fn keep(
         &mut self,
         cell: usize,
@@ -347,16 +344,13 @@ impl<'a> Run<'a> {
         samples: Vec<butternut_lab::record::Sample>,
     ) -> Result<String> {
         let history = &mut self.prepared.plan.cells[cell].history;
-        let known = history.recorded.remove(&repeat).unwrap_or_default();
         let mut shown = String::new();
         for (at, sample) in samples.into_iter().enumerate() {
             if at == 0 {
                 history.values.insert(repeat, sample.value);
                 shown = format!("{} {}", progress::figure(sample.value), sample.unit);
             }
-            if !known.contains(&sample.metric) {
-                self.writer.append(&Line::Sample(Box::new(sample)))?;
-            }
+            self.writer.append(&Line::Sample(Box::new(sample)))?;
         }
         Ok(shown)
     }

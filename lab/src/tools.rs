@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 
 /// The message of an overflow check, in two parts: this program must not contain it itself.
 const OVERFLOW_MESSAGE: [&str; 2] = ["attempt to add", " with overflow"];
+/// The symbol by which fio finds an engine.
+const ENGINE_SYMBOL: &[u8] = b"\0ioengine\0";
 /// fio requests the kernel's uncached I/O with the flag of released kernels since this version.
 const UNCACHED_SINCE: (u32, u32) = (3, 40);
 
@@ -77,7 +79,7 @@ impl Tools {
             );
         }
         if cfg!(debug_assertions) && !given.may_debug {
-            bail!("butternut-lab: a debug build (build it with --release)");
+            bail!("this program is a debug build (build it with --release: scripts/build-release)");
         }
         let fio_version = if needs_fio {
             let text = child::run(&fio, &["--version"])?;
@@ -137,8 +139,9 @@ fn engine(given: &Given) -> Option<PathBuf> {
     let named = given.engine.clone();
     let named = named.or_else(|| std::env::var_os("BUTTERNUT_FIO_ENGINE").map(Into::into));
     let path = named.or_else(|| beside("libbutternut_fio.so"))?;
-    // fio runs in another directory.
-    path.canonicalize().ok()
+    // The library that cargo builds under this name lacks the part for fio, which `make fio` adds.
+    // fio runs in another directory, so the path must be absolute.
+    path.canonicalize().ok().filter(|path| contains(path, ENGINE_SYMBOL))
 }
 
 fn butternut(given: &Given) -> Option<PathBuf> {
@@ -156,13 +159,16 @@ fn beside(name: &str) -> Option<PathBuf> {
 
 /// Returns whether a program has overflow checks (law 3).
 fn is_debug(program: &Path) -> bool {
-    let message = OVERFLOW_MESSAGE.concat();
-    let bytes = std::fs::read(program).unwrap_or_default();
+    contains(program, OVERFLOW_MESSAGE.concat().as_bytes())
+}
+
+fn contains(file: &Path, wanted: &[u8]) -> bool {
+    let bytes = std::fs::read(file).unwrap_or_default();
+    let first = wanted.first();
     let mut rest = &bytes[..];
-    // The first byte is rare enough to look for the rest by comparison.
-    while let Some(at) = rest.iter().position(|byte| *byte == b'a') {
+    while let Some(at) = rest.iter().position(|byte| Some(byte) == first) {
         rest = &rest[at..];
-        if rest.starts_with(message.as_bytes()) {
+        if rest.starts_with(wanted) {
             return true;
         }
         rest = &rest[1..];

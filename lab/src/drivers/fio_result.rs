@@ -14,14 +14,22 @@ const PERCENTILES: [(&str, f64, &str); 4] =
     [("50", 0.5, "p50"), ("95", 0.95, "p95"), ("99", 0.99, "p99"), ("99.9", 0.999, "p99.9")];
 const NS_PER_US: f64 = 1e3;
 
-/// Operations, bytes and latencies of one or more directions.
+/// Operations and bytes of one or more directions, and their latencies.
 #[derive(Default)]
 struct Total {
     operations: f64,
     iops: f64,
     bytes_per_second: f64,
-    latency_sum_ns: f64,
-    latency_max_ns: f64,
+    latency: Latency,
+    /// Of the syncs between the operations.
+    sync: Latency,
+}
+
+/// A distribution of latencies.
+#[derive(Default)]
+struct Latency {
+    sum_ns: f64,
+    max_ns: f64,
     /// Number of operations, by their latency in nanoseconds.
     histogram: BTreeMap<u64, u64>,
 }
@@ -48,6 +56,8 @@ pub(crate) fn parse(text: &str, names: &BTreeMap<String, toml::Table>) -> Result
             let runtime = direction["runtime"].as_f64().unwrap_or(0.0) / 1e3;
             measured.seconds = measured.seconds.max(runtime);
         }
+        total.sync.add(&job["sync"]["lat_ns"]);
+        all.sync.add(&job["sync"]["lat_ns"]);
         ensure!(total.operations > 0.0, "fio: job {name}: completed no operation");
         measured.jobs.insert(name.to_owned(), total.figures());
     }
@@ -58,14 +68,26 @@ pub(crate) fn parse(text: &str, names: &BTreeMap<String, toml::Table>) -> Result
 
 impl Total {
     fn add(&mut self, direction: &Value) {
-        let number = |value: &Value| value.as_f64().unwrap_or(0.0);
         self.operations += number(&direction["total_ios"]);
         self.iops += number(&direction["iops"]);
         self.bytes_per_second += number(&direction["bw_bytes"]);
-        let latency = &direction["clat_ns"];
-        let count = number(&latency["N"]);
-        self.latency_sum_ns += number(&latency["mean"]) * count;
-        self.latency_max_ns = self.latency_max_ns.max(number(&latency["max"]));
+        self.latency.add(&direction["clat_ns"]);
+    }
+
+    fn figures(&self) -> Figures {
+        let mut values = BTreeMap::new();
+        values.insert("iops".to_owned(), self.iops);
+        values.insert("mbps".to_owned(), self.bytes_per_second / 1e6);
+        let percentiles = self.latency.percentiles("", &mut values);
+        self.sync.percentiles("sync-", &mut values);
+        Figures { operations: self.operations, values, percentiles, series: Vec::new() }
+    }
+}
+
+impl Latency {
+    fn add(&mut self, latency: &Value) {
+        self.sum_ns += number(&latency["mean"]) * number(&latency["N"]);
+        self.max_ns = self.max_ns.max(number(&latency["max"]));
         for (ns, count) in latency["bins"].as_object().into_iter().flatten() {
             if let (Ok(ns), Some(count)) = (ns.parse(), count.as_u64()) {
                 *self.histogram.entry(ns).or_default() += count;
@@ -73,23 +95,30 @@ impl Total {
         }
     }
 
-    fn figures(&self) -> Figures {
-        let mut values = BTreeMap::new();
-        values.insert("iops".to_owned(), self.iops);
-        values.insert("mbps".to_owned(), self.bytes_per_second / 1e6);
+    /// Adds the values in microseconds, and returns the percentiles in nanoseconds.
+    fn percentiles(
+        &self,
+        prefix: &str,
+        values: &mut BTreeMap<String, f64>,
+    ) -> BTreeMap<String, f64> {
         let mut percentiles = BTreeMap::new();
         let count: u64 = self.histogram.values().sum();
-        if count > 0 {
-            for (label, part, metric) in PERCENTILES {
-                let ns = percentile(&self.histogram, count, part);
-                percentiles.insert(label.to_owned(), ns);
-                values.insert(metric.to_owned(), ns / NS_PER_US);
-            }
-            values.insert("mean".to_owned(), self.latency_sum_ns / count as f64 / NS_PER_US);
-            values.insert("max".to_owned(), self.latency_max_ns / NS_PER_US);
+        if count == 0 {
+            return percentiles;
         }
-        Figures { operations: self.operations, values, percentiles, series: Vec::new() }
+        for (label, part, metric) in PERCENTILES {
+            let ns = percentile(&self.histogram, count, part);
+            percentiles.insert(label.to_owned(), ns);
+            values.insert(format!("{prefix}{metric}"), ns / NS_PER_US);
+        }
+        values.insert(format!("{prefix}mean"), self.sum_ns / count as f64 / NS_PER_US);
+        values.insert(format!("{prefix}max"), self.max_ns / NS_PER_US);
+        percentiles
     }
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
 }
 
 /// Returns the smallest latency that a part of all operations do not exceed, in nanoseconds.
@@ -153,13 +182,17 @@ mod tests {
               {"jobname": "b", "error": 0,
                "read": {"iops": 10, "bw_bytes": 1000000, "total_ios": 10, "runtime": 900,
                  "clat_ns": {"N": 10, "mean": 5000, "max": 9000, "bins": {"5000": 10}}},
-               "write": {"iops": 0, "total_ios": 0}}]}"#;
+               "write": {"iops": 0, "total_ios": 0},
+               "sync": {"total_ios": 2,
+                 "lat_ns": {"N": 2, "mean": 3000, "max": 4000, "bins": {"2000": 1, "4000": 1}}}}]}"#;
         let measured = parse(text, &names()).unwrap();
         assert!((measured.seconds - 1.0).abs() < 1e-9);
         let all = &measured.all.values;
         let near = |metric: &str, want: f64| (all[metric] - want).abs() < 1e-9;
         assert!(near("iops", 100.0) && near("mbps", 5.0) && near("mean", 1.4));
         assert!(near("p50", 1.0) && near("p95", 5.0) && near("max", 9.0), "{all:?}");
+        assert!(near("sync-p50", 2.0) && near("sync-p99", 4.0) && near("sync-mean", 3.0));
+        assert!(!measured.jobs["a"].values.contains_key("sync-p50"));
         assert!((measured.jobs["a"].values["p99.9"] - 1.0).abs() < 1e-9);
         assert!((measured.all.percentiles["99"] - 5000.0).abs() < 1e-9);
     }

@@ -37,8 +37,6 @@ pub(crate) struct Cell {
 pub(crate) struct History {
     /// Values of its first metric, by repeat.
     pub(crate) values: BTreeMap<u32, f64>,
-    /// Metrics that a repeat has in the record, by repeat.
-    pub(crate) recorded: BTreeMap<u32, Vec<String>>,
     /// Repeats that failed.
     pub(crate) failures: Vec<u32>,
 }
@@ -70,6 +68,10 @@ impl Plan {
             for (to, target) in targets.iter().enumerate() {
                 let kind = target.kind.name();
                 if !is_given && !row.targets.contains(&target.label) {
+                    continue;
+                }
+                let only = &row.scenario.only;
+                if !only.is_empty() && !only.iter().any(|only| only == kind) {
                     continue;
                 }
                 if let Some(why) = refusal(row, kind, tools) {
@@ -196,9 +198,6 @@ fn usable(row: &Row, kind: &str) -> BTreeMap<String, Vec<crate::scenario::Scalar
 /// Says why a row cannot run on a kind of target, or nothing.
 fn refusal(row: &Row, kind: &str, tools: &Tools) -> Option<String> {
     let scenario = &row.scenario;
-    if !scenario.only.is_empty() && !scenario.only.iter().any(|only| only == kind) {
-        return Some(format!("{} is for {}", scenario.name, scenario.only.join(", ")));
-    }
     if scenario.driver == Driver::Metadata && matches!(kind, "raw" | "butternut") {
         return Some("the metadata driver needs a mounted filesystem".to_owned());
     }

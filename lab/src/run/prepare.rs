@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+/// Budget of `--quick`.
+const QUICK_TIME: Duration = Duration::from_mins(9);
 /// Space that a filesystem needs beside the files, as a part of them, and at least.
 const EXTRA_PART: u64 = 4;
 const EXTRA_BYTES_MIN: u64 = 256 << 20;
@@ -55,7 +57,10 @@ impl Prepared {
 /// # Errors
 /// Something is wrong with an option, or missing; nothing has been written then.
 pub(crate) fn prepare(args: &Args, suite: &Suite) -> Result<Prepared> {
-    let time = args.time.as_deref().map(parse_time).transpose()?;
+    let time = match &args.time {
+        Some(text) => Some(parse_time(text)?),
+        None => args.quick.then_some(QUICK_TIME),
+    };
     let repeats = repeats(args)?;
     let rows = rows(suite, &changes(args)?)?;
     let is_given = !args.targets.is_empty();
@@ -78,7 +83,7 @@ pub(crate) fn prepare(args: &Args, suite: &Suite) -> Result<Prepared> {
     plan.drop_unused_targets();
     ensure!(
         !plan.cells.is_empty(),
-        "no row can run on these targets: {}",
+        "no row of the suite can run on these targets {}",
         plan.left_out.join("; ")
     );
     let policy = Policy { destroy: args.destroy.clone(), sparse: args.sparse };
