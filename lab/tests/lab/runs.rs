@@ -124,7 +124,7 @@ fn a_memory_limit_applies_and_its_group_is_removed() {
         .replace("4k", "64k");
     setting.write("tiny.toml", &suite);
     setting.succeed(&format!(
-        "run tiny.toml --device new.img:{IMAGE} --repeats 1 --no-warm-up --target kernel:ext4"
+        "run tiny.toml --device new.img:512M --repeats 1 --no-warm-up --target kernel:ext4"
     ));
     let record = setting.record();
     assert_eq!(record.samples[0].metric, "peak-cached");
