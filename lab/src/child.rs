@@ -2,8 +2,8 @@
 //!
 //! 1. A job runs in a process group of its own. It is killed when the run is interrupted, when it
 //!    takes too long, and when this process dies (`setpriv --pdeathsig`).
-//! 2. Nothing is killed but the process group of a child that has not been waited for, so its number
-//!    cannot belong to another process.
+//! 2. Nothing is killed but the process group of a child that has not been waited for, so its
+//!    number cannot belong to another process.
 //! 3. An error of a child contains its command and what it printed.
 
 use crate::interrupt;

@@ -1,7 +1,7 @@
 //! The environment of a run: what its figures depend on, for the record.
 //!
-//! The commit is that of the working tree that contains the measured program of Butternut. Facts that
-//! the machine does not tell are empty.
+//! The commit is that of the working tree that contains the measured program of Butternut. Facts
+//! that the machine does not tell are empty.
 
 use crate::child;
 use crate::cost::total_memory_bytes;

@@ -1,9 +1,9 @@
 //! Interrupts: SIGINT, SIGTERM and SIGHUP end a run after its clean-up.
 //!
-//! 1. The signals are blocked before a second thread exists, and one thread waits for them. Children
-//!    run in process groups of their own, so a Ctrl-C reaches this process only.
-//! 2. The first signal is remembered; whatever waits looks at [`pending`] and stops. Nothing is done
-//!    in a signal handler.
+//! 1. The signals are blocked before a second thread exists, and one thread waits for them.
+//!    Children run in process groups of their own, so a Ctrl-C reaches this process only.
+//! 2. A signal is remembered; whatever waits looks at [`pending`] and stops. Nothing is done in a
+//!    signal handler.
 
 use anyhow::{Context, Result};
 use butternut_sys::signal::EndSignals;

@@ -69,7 +69,8 @@ pub(crate) struct Args {
     /// Seconds of each timed measurement [default: those of the suite]
     #[arg(long, value_name = "N")]
     seconds: Option<u32>,
-    /// Stop after this long, such as 10m or 2h, with the repeats that fit [default: none; quick: 9m]
+    /// Stop after this long, such as 10m or 2h, with the repeats that fit [default: no limit;
+    /// quick: 9m]
     #[arg(long, value_name = "BUDGET")]
     time: Option<String>,
     /// Repeat each cell this many times [default: 3 to 10, as its variance needs; quick: 2]
@@ -84,6 +85,10 @@ pub(crate) struct Args {
     /// Continue an interrupted run, with its own options
     #[arg(long, value_name = "ID", conflicts_with_all = ["suite", "file"])]
     resume: Option<String>,
+    /// Let `fio --server` on this machine run the jobs, each all of them; may be repeated. Only for
+    /// dir: targets, on a directory that all machines share under the same path
+    #[arg(long, value_name = "HOST")]
+    remote: Vec<String>,
     /// Measure from the first job on, without one that does not count
     #[arg(long)]
     no_warm_up: bool,
@@ -332,6 +337,7 @@ impl<'a> Run<'a> {
             switches,
             device: self.prepared.device_of(target),
             tools: &self.prepared.tools,
+            servers: &self.args.remote,
             work: work.path(),
         })
     }
@@ -427,8 +433,8 @@ mod tests {
     #[test]
     fn times_have_units() {
         assert_eq!(parse_time("90s").unwrap(), Duration::from_secs(90));
-        assert_eq!(parse_time("10m").unwrap(), Duration::from_secs(600));
-        assert_eq!(parse_time("2h").unwrap(), Duration::from_secs(7200));
+        assert_eq!(parse_time("10m").unwrap(), Duration::from_mins(10));
+        assert_eq!(parse_time("2h").unwrap(), Duration::from_hours(2));
         for bad in ["", "h", "1d", "1.5h"] {
             assert!(parse_time(bad).is_err(), "{bad}");
         }

@@ -202,7 +202,7 @@ pub(crate) const FIO_METRICS: &[(&str, &str, bool)] = &[
 
 /// Names of the metrics of the metadata driver; each is a rate of files.
 pub(crate) const METADATA_METRICS: &[&str] =
-    &["create", "stat", "list", "rename", "unlink", "unpack"];
+    &["create", "stat", "list", "rename", "unlink", "untar"];
 
 impl Suite {
     /// Parses a suite. `place` names the file in errors.

@@ -2,8 +2,8 @@
 //!
 //! 1. Everything that is missing is named before a measurement, in one message.
 //! 2. Butternut is `--butternut`, else `BUTTERNUT_BIN`, else the program beside this one, else that
-//!    of the PATH. The fio engine is `--engine`, else `BUTTERNUT_FIO_ENGINE`, else the library beside
-//!    this program; its fio is `--fio`, else `BUTTERNUT_FIO`, else that of the PATH.
+//!    of the PATH. The fio engine is `--engine`, else `BUTTERNUT_FIO_ENGINE`, else the library
+//!    beside this program; its fio is `--fio`, else `BUTTERNUT_FIO`, else that of the PATH.
 //! 3. A debug build of Butternut, of its engine or of this program is refused: its figures mean
 //!    nothing. Such a build has overflow checks, whose message is in the program.
 

@@ -6,8 +6,8 @@
 //!                  `-- measured: JSON with histograms, bandwidth logs by second
 //! ```
 //!
-//! 1. The same row becomes the same job on each target: only the engine, the name of the file and the
-//!    options of the lane (`mode`) differ.
+//! 1. The same row becomes the same job on each target: only the engine, the name of the file and
+//!    the options of the lane (`mode`) differ.
 //! 2. On a block device each file is a range of the device.
 //! 3. The sections of a file are groups of their own (`new_group`), reported apart.
 
@@ -42,6 +42,8 @@ pub(crate) struct Run<'a> {
     /// Size of Butternut's page cache, in bytes.
     pub(crate) page_cache_bytes: Option<u64>,
     pub(crate) tools: &'a Tools,
+    /// Servers of fio that run the job in place of this machine, each all of it.
+    pub(crate) servers: &'a [String],
     /// A directory for the job file, the results and the logs.
     pub(crate) work: &'a Path,
 }
@@ -59,8 +61,8 @@ impl Run<'_> {
         job.wait(UNTIMED_LIMIT, || {}).context("laying out the files")
     }
 
-    /// Runs the job and returns its figures. `wrap` may put the command into another one; `watch` is
-    /// called while the job runs.
+    /// Runs the job and returns its figures. `wrap` may put the command into another one; `watch`
+    /// is called while the job runs.
     ///
     /// # Errors
     /// fio fails or completes no operation.
@@ -101,12 +103,18 @@ impl Run<'_> {
         }
         fs::write(&file, self.job_file(is_layout)?)
             .with_context(|| format!("{}: cannot be written", file.display()))?;
-        let command = vec![
+        let mut command = vec![
             self.tools.fio.clone(),
             "--output-format=json+".into(),
             format!("--output={}", result.display()),
-            file.display().to_string(),
         ];
+        let file = file.display().to_string();
+        if self.servers.is_empty() {
+            command.push(file);
+        } else {
+            let of_server = |server: &String| [format!("--client={server}"), file.clone()];
+            command.extend(self.servers.iter().flat_map(of_server));
+        }
         Job::start(&wrap(command), self.work, &self.work.join(format!("{name}.out")))
     }
 
@@ -174,7 +182,8 @@ impl Run<'_> {
         let lane = row.option(options, "mode")?;
         self.mode(text, lane.as_deref().unwrap_or("direct"))?;
         self.files(text, options, size, copies, offset)?;
-        if !options.contains_key("gtod_reduce") {
+        // Servers write their logs on their own machines.
+        if !options.contains_key("gtod_reduce") && self.servers.is_empty() {
             let log = self.work.join(name);
             write!(text, "write_bw_log={}\nlog_avg_msec=1000\nper_job_logs=0\n", log.display())?;
         }
@@ -217,7 +226,10 @@ impl Run<'_> {
         };
         match (shared, own) {
             (Some(file), _) => writeln!(text, "filename={prefix}{file}")?,
-            (None, Some(files)) => writeln!(text, "filename_format={prefix}{files}.$jobnum")?,
+            (None, Some(files)) => {
+                let server = if self.servers.is_empty() { "" } else { ".$clientuid" };
+                writeln!(text, "filename_format={prefix}{files}.$jobnum{server}")?;
+            }
             (None, None) => bail!("neither file nor files"),
         }
         Ok(())
@@ -315,6 +327,7 @@ mod tests {
             switches: &switches.into_iter().collect(),
             page_cache_bytes: Some(65536),
             tools: &tools,
+            servers: &[],
             work: Path::new("/work"),
         };
         run.job_file(false).unwrap()

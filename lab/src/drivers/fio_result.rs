@@ -13,6 +13,8 @@ use std::path::Path;
 const PERCENTILES: [(&str, f64, &str); 4] =
     [("50", 0.5, "p50"), ("95", 0.95, "p95"), ("99", 0.99, "p99"), ("99.9", 0.999, "p99.9")];
 const NS_PER_US: f64 = 1e3;
+/// What fio calls the sum of the results of several servers.
+const SUM_OF_SERVERS: &str = "All clients";
 
 /// Operations and bytes of one or more directions, and their latencies.
 #[derive(Default)]
@@ -41,15 +43,19 @@ struct Latency {
 pub(crate) fn parse(text: &str, names: &BTreeMap<String, toml::Table>) -> Result<Measured> {
     let start = text.find('{').context("fio wrote no JSON")?;
     let result: Value = serde_json::from_str(&text[start..]).context("the result of fio")?;
-    let jobs = result["jobs"].as_array().context("the result of fio has no jobs")?;
+    // The second are those of servers, of which each runs all jobs.
+    let jobs = ["jobs", "client_stats"].iter().find_map(|key| result[*key].as_array());
     let mut measured = Measured::default();
-    let mut all = Total::default();
-    for job in jobs {
+    let (mut all, mut totals) = (Total::default(), BTreeMap::<&str, Total>::new());
+    for job in jobs.context("the result of fio has no jobs")? {
         let name = job["jobname"].as_str().context("a job of fio has no name")?;
+        if name == SUM_OF_SERVERS {
+            continue;
+        }
         let error = job["error"].as_i64().unwrap_or(0);
         ensure!(error == 0, "fio: job {name}: error {error}");
         ensure!(names.contains_key(name), "fio: job {name}: not one of the row");
-        let mut total = Total::default();
+        let total = totals.entry(name).or_default();
         for direction in [&job["read"], &job["write"], &job["trim"]] {
             total.add(direction);
             all.add(direction);
@@ -58,6 +64,8 @@ pub(crate) fn parse(text: &str, names: &BTreeMap<String, toml::Table>) -> Result
         }
         total.sync.add(&job["sync"]["lat_ns"]);
         all.sync.add(&job["sync"]["lat_ns"]);
+    }
+    for (name, total) in totals {
         ensure!(total.operations > 0.0, "fio: job {name}: completed no operation");
         measured.jobs.insert(name.to_owned(), total.figures());
     }
@@ -134,8 +142,8 @@ fn percentile(histogram: &BTreeMap<u64, u64>, count: u64, part: f64) -> f64 {
     0.0
 }
 
-/// Reads a bandwidth log: pairs of a second and the MB/s of all jobs in it. A log that cannot be read
-/// is empty: fio writes none for a job of less than a second.
+/// Reads a bandwidth log: pairs of a second and the MB/s of all jobs in it. A log that cannot be
+/// read is empty: fio writes none for a job of less than a second.
 pub(crate) fn series(path: &Path) -> Vec<(f64, f64)> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let mut seconds: BTreeMap<u64, f64> = BTreeMap::new();
@@ -184,7 +192,8 @@ mod tests {
                  "clat_ns": {"N": 10, "mean": 5000, "max": 9000, "bins": {"5000": 10}}},
                "write": {"iops": 0, "total_ios": 0},
                "sync": {"total_ios": 2,
-                 "lat_ns": {"N": 2, "mean": 3000, "max": 4000, "bins": {"2000": 1, "4000": 1}}}}]}"#;
+                 "lat_ns": {"N": 2, "mean": 3000, "max": 4000,
+                   "bins": {"2000": 1, "4000": 1}}}}]}"#;
         let measured = parse(text, &names()).unwrap();
         assert!((measured.seconds - 1.0).abs() < 1e-9);
         let all = &measured.all.values;
@@ -195,6 +204,17 @@ mod tests {
         assert!(!measured.jobs["a"].values.contains_key("sync-p50"));
         assert!((measured.jobs["a"].values["p99.9"] - 1.0).abs() < 1e-9);
         assert!((measured.all.percentiles["99"] - 5000.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn results_of_servers_are_summed_by_job() {
+        let text = r#"{"client_stats": [
+            {"jobname": "a", "error": 0, "write": {"iops": 3, "total_ios": 3}},
+            {"jobname": "a", "error": 0, "write": {"iops": 4, "total_ios": 4}},
+            {"jobname": "All clients", "error": 0, "write": {"iops": 7, "total_ios": 7}}]}"#;
+        let measured = parse(text, &names()).unwrap();
+        assert!((measured.jobs["a"].values["iops"] - 7.0).abs() < 1e-9);
+        assert!((measured.all.operations - 7.0).abs() < 1e-9);
     }
 
     #[test]

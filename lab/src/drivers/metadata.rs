@@ -1,4 +1,4 @@
-//! The metadata driver: creates, stats, lists, renames and removes many small files, and unpacks a
+//! The metadata driver: creates, stats, lists, renames and removes many small files, and extracts a
 //! tree, with some threads. It runs as a process of its own, so that it can be limited and killed.
 //!
 //! ```text
@@ -7,10 +7,10 @@
 //! list     each directory once
 //! rename   each file, to another name in its directory
 //! unlink   each file
-//! unpack   directories of 20 files, as tar(1) unpacks a source tree: contents, mode, times
+//! untar   directories of 20 files, as tar(1) extracts a source tree: contents, mode, times
 //! ```
 //!
-//! Each metric is files per second, over all threads; create, rename, unlink and unpack include a
+//! Each metric is files per second, over all threads; create, rename, unlink and untar include a
 //! sync of the filesystem.
 
 use super::{Figures, Measured};
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 const LIMIT: Duration = Duration::from_hours(1);
-/// Files of each directory of an unpacked tree.
+/// Files of each directory of an extracted tree.
 const FILES_IN_DIRECTORY: u64 = 20;
 
 /// Arguments of the process.
@@ -110,7 +110,7 @@ pub(crate) fn drive(args: &Args) -> Result<()> {
     })?;
     step("rename", true, &|dir| each_file(&|n| fs::rename(old(dir, n), new(dir, n)), dir))?;
     step("unlink", true, &|dir| each_file(&|n| fs::remove_file(new(dir, n)), dir))?;
-    step("unpack", true, &|dir| unpack(&dir.join("tree"), each, &contents))?;
+    step("untar", true, &|dir| untar(&dir.join("tree"), each, &contents))?;
     fs::write(&args.output, serde_json::to_vec(&rates)?)
         .with_context(|| format!("{}", args.output.display()))
 }
@@ -136,7 +136,7 @@ fn timed(
     Ok(began.elapsed().as_secs_f64())
 }
 
-fn unpack(root: &Path, files: u64, contents: &[u8]) -> Result<()> {
+fn untar(root: &Path, files: u64, contents: &[u8]) -> Result<()> {
     let made = SystemTime::UNIX_EPOCH + Duration::from_hours(400_000);
     fs::create_dir(root).with_context(|| format!("{}", root.display()))?;
     let mut dir = root.to_owned();

@@ -24,6 +24,8 @@ pub(crate) struct Task<'a> {
     pub(crate) switches: &'a Variables,
     pub(crate) device: Option<&'a Device>,
     pub(crate) tools: &'a Tools,
+    /// Servers of fio, as of [`fio::Run`].
+    pub(crate) servers: &'a [String],
     pub(crate) work: &'a Path,
 }
 
@@ -78,13 +80,14 @@ impl Task<'_> {
             switches: self.switches,
             page_cache_bytes,
             tools: self.tools,
+            servers: self.servers,
             work: self.work,
         };
         if row.scenario.driver == Driver::Fio && row.scenario.lay_out {
             run.lay_out()?;
         }
         drop_caches()?;
-        // The library has its own cache with a limit; in a group its process would be killed instead.
+        // The library has its own cache with a limit; in a group it would be killed instead.
         let limit = match (row.memory_bytes, &self.target.kind) {
             (None, _) | (_, Kind::Butternut) => None,
             (Some(bytes), _) => Some(MemoryLimit::make(bytes)?),

@@ -1,4 +1,5 @@
-//! Prepares a run: rows, targets, tools, devices and memory, all checked before anything is written.
+//! Prepares a run: rows, targets, tools, devices and memory, all checked before anything is
+//! written.
 
 use super::plan::{Plan, Repeats};
 use super::{Args, parse_time};
@@ -71,6 +72,7 @@ pub(crate) fn prepare(args: &Args, suite: &Suite) -> Result<Prepared> {
             ensure!(path.is_dir(), "target {}: not a directory", target.label);
         }
     }
+    check_remote(args, &rows, &targets)?;
     let given = Given {
         fio: args.fio.clone(),
         engine: args.engine.clone(),
@@ -93,6 +95,22 @@ pub(crate) fn prepare(args: &Args, suite: &Suite) -> Result<Prepared> {
     let work = tempfile::Builder::new().prefix("butternut-lab-").tempdir()?;
     let undo = Undo::at_death(REMOVE_SCRIPT, &[work.path()])?;
     Ok(Prepared { plan, tools, repeats, time, devices, work, _undo: undo })
+}
+
+/// Checks that servers of fio can run the rows: they know nothing of devices and memory limits here.
+fn check_remote(args: &Args, rows: &[Row], targets: &[Target]) -> Result<()> {
+    let Some(host) = args.remote.first() else { return Ok(()) };
+    for target in targets {
+        let is_dir = matches!(target.kind, Kind::Dir(_));
+        ensure!(is_dir, "--remote {host}: target {}: want dir:PATH", target.label);
+    }
+    for row in rows {
+        let is_fio = row.scenario.driver == Driver::Fio;
+        ensure!(is_fio, "--remote {host}: {}: fio does not drive it", row.name);
+        let is_free = row.memory_bytes.is_none();
+        ensure!(is_free, "--remote {host}: {}: has a memory limit (--memory none)", row.name);
+    }
+    Ok(())
 }
 
 fn repeats(args: &Args) -> Result<Repeats> {
@@ -229,8 +247,8 @@ fn check_space(plan: &Plan, devices: &BTreeMap<String, Device>) -> Result<()> {
         };
         ensure!(
             need <= have,
-            "{} on {}: not enough space: {} needed, {} on the device (use a larger one, --quick, or \
-             --set size=...)",
+            "{} on {}: not enough space: {} needed, {} on the device (use a larger one, --quick, \
+             or --set size=...)",
             row.name,
             target.label,
             human(need),

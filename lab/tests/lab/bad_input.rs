@@ -1,5 +1,5 @@
-//! What goes wrong during a run: a target that dies, a full disk, a full disk of the records. Each is
-//! recorded or reported, and nothing is left behind.
+//! What goes wrong during a run: a target that dies, a full disk, a full disk of the records. Each
+//! is recorded or reported, and nothing is left behind.
 
 use super::setting::{IMAGE, SUITE, Setting, kernel_tests_enabled, shell, signal};
 use butternut_lab::record::Record;

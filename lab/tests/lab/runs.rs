@@ -123,9 +123,9 @@ fn a_memory_limit_applies_and_its_group_is_removed() {
         .replace("rw = \"randwrite\"", "rw = \"write\"\nmode = \"buffered\"")
         .replace("4k", "64k");
     setting.write("tiny.toml", &suite);
-    setting.succeed(&format!(
-        "run tiny.toml --device new.img:512M --repeats 1 --no-warm-up --target kernel:ext4"
-    ));
+    setting.succeed(
+        "run tiny.toml --device new.img:512M --repeats 1 --no-warm-up --target kernel:ext4",
+    );
     let record = setting.record();
     assert_eq!(record.samples[0].metric, "peak-cached");
     let process = record.run.id.rsplit('-').next().unwrap();
@@ -150,6 +150,37 @@ fn small_files_are_measured_by_the_driver_of_the_lab() {
     assert_eq!(metrics.len(), 6, "{metrics:?}");
     assert_eq!(record.samples.len(), 12);
     assert!(record.samples.iter().all(|sample| sample.value > 0.0 && sample.unit == "files/s"));
+    setting.check_clean();
+}
+
+#[test]
+fn servers_of_fio_run_the_jobs_together() {
+    if !kernel_tests_enabled("servers_of_fio_run_the_jobs_together") {
+        return;
+    }
+    let setting = Setting::new();
+    std::fs::create_dir(setting.path("dir")).unwrap();
+    setting.write("tiny.toml", &SUITE.replace("file =", "files ="));
+    let servers = ["a", "b"].map(|name| setting.fio_server(name));
+    let sockets = servers.each_ref().map(|server| format!("sock:{}", server.socket().display()));
+    let [a, b] = &sockets;
+    setting.succeed(&format!(
+        "run tiny.toml --target dir:dir --remote {a} --remote {b} --repeats 1 --no-warm-up"
+    ));
+    let record = setting.record();
+    assert_eq!(record.samples.len(), 4);
+    assert!(record.samples.iter().all(|sample| sample.value >= 0.0));
+    for (words, want) in [
+        ("--target raw", "target raw: want dir:PATH"),
+        ("--suite metadata --target dir:dir", "fio does not drive it"),
+        ("--suite fsync --target dir:dir", "has a memory limit (--memory none)"),
+    ] {
+        let suite = if words.contains("--suite") { "" } else { "tiny.toml" };
+        let errors = setting.fail(&format!("run {suite} {words} --remote {a}"));
+        assert!(errors.contains(want), "{words}: {errors}");
+    }
+    drop(servers);
+    assert_eq!(std::fs::read_dir(setting.path("dir")).unwrap().count(), 0);
     setting.check_clean();
 }
 

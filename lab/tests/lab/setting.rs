@@ -1,5 +1,5 @@
-//! The setting of a test: a directory of its own for images, work files and records, and the program
-//! run in it.
+//! The setting of a test: a directory of its own for images, work files and records, and the
+//! program that runs in it.
 
 use butternut_lab::record::Record;
 use std::ffi::OsStr;
@@ -42,7 +42,8 @@ pub(crate) struct Setting {
     dir: tempfile::TempDir,
 }
 
-/// Returns whether tests that need root and the kernel's filesystems run. Reports one that does not.
+/// Returns whether tests that need root and the kernel's filesystems run. Reports one that does
+/// not.
 pub(crate) fn kernel_tests_enabled(test: &str) -> bool {
     let is_disabled = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
     if is_disabled {
@@ -90,6 +91,20 @@ impl Setting {
         self.command(words).output().unwrap()
     }
 
+    /// Starts `fio --server` on a socket.
+    pub(crate) fn fio_server(&self, name: &str) -> FioServer {
+        let socket = self.path(name);
+        let child = Command::new("fio")
+            .arg(format!("--server=sock:{}", socket.display()))
+            .current_dir(self.dir.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        self.wait_until("the server listens", || socket.exists());
+        FioServer { child, socket }
+    }
+
     /// Runs the command, which must succeed, and returns its output.
     #[track_caller]
     pub(crate) fn succeed(&self, words: &str) -> String {
@@ -102,7 +117,7 @@ impl Setting {
     /// Runs the command, which must fail, and returns its errors.
     #[track_caller]
     pub(crate) fn fail(&self, words: &str) -> String {
-        errors_of_failure(words, self.output(words))
+        errors_of_failure(words, &self.output(words))
     }
 
     /// Starts the command; its errors go to the file `errors`.
@@ -194,11 +209,30 @@ impl Setting {
     }
 }
 
+/// A process of `fio --server`, killed when it is dropped.
+pub(crate) struct FioServer {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl FioServer {
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
+impl Drop for FioServer {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
 /// [`IMAGE`] in bytes.
 const IMAGE_BYTES: u64 = 320 << 20;
 
 #[track_caller]
-pub(crate) fn errors_of_failure(what: &str, output: Output) -> String {
+pub(crate) fn errors_of_failure(what: &str, output: &Output) -> String {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{what} did not fail: {errors}");
     errors

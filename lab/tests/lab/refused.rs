@@ -46,7 +46,7 @@ fn a_partition_table_is_refused() {
     let setting = Setting::new();
     let image = setting.image("own.img");
     let file = std::fs::File::options().write(true).open(&image).unwrap();
-    // One partition of type 0x83 that starts at sector 2048 and has 4096 sectors, and the signature.
+    // A partition of type 0x83 that starts at sector 2048 and has 4096 sectors; the signature.
     let entry = [0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0];
     file.write_all_at(&entry, 446).unwrap();
     file.write_all_at(&[0x55, 0xAA], 510).unwrap();
@@ -83,7 +83,7 @@ fn missing_tools_are_named_together() {
     std::fs::create_dir(setting.path("empty")).unwrap();
     command.env("PATH", setting.path("empty")).env("BUTTERNUT_FIO", "fio-of-nowhere");
     command.env("BUTTERNUT_FIO_ENGINE", "engine-of-nowhere.so");
-    let errors = errors_of_failure("run", command.output().unwrap());
+    let errors = errors_of_failure("run", &command.output().unwrap());
     for tool in ["fio-of-nowhere", "setpriv (apt-get install util-linux)", "libbutternut_fio.so"] {
         assert!(errors.contains("missing: ") && errors.contains(tool), "{tool}: {errors}");
     }
@@ -100,7 +100,7 @@ fn a_debug_build_is_refused() {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_butternut-lab"));
     let words = ["run", "tiny.toml", "--target", "dir:.", "--history", "history"];
     command.current_dir(setting.path("")).args(words);
-    let errors = errors_of_failure("run", command.output().unwrap());
+    let errors = errors_of_failure("run", &command.output().unwrap());
     assert!(errors.contains("a debug build (build it with --release"), "{errors}");
     assert!(setting.records().is_empty());
 }
@@ -124,7 +124,7 @@ fn too_little_space_or_memory_is_refused() {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_butternut-lab"));
         command.current_dir(setting.path("")).args(["run", "tiny.toml", "--allow-debug"]);
         command.args(["--device", device, "--history", "history"]);
-        let errors = errors_of_failure(device, command.output().unwrap());
+        let errors = errors_of_failure(device, &command.output().unwrap());
         assert!(errors.contains(want), "{errors}");
     }
     setting.write("tiny.toml", &SUITE.replace("seconds = 1", "seconds = 1\nmemory = \"1000T\""));
