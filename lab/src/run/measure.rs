@@ -1,5 +1,6 @@
 //! One measurement: a session of the target, the layout, the job, and the samples that come of it.
 
+use crate::child;
 use crate::cost::{Cost, Meter};
 use crate::drivers::{Figures, Measured, fio, metadata};
 use crate::interrupt;
@@ -71,6 +72,17 @@ impl Task<'_> {
         Ok(outcome)
     }
 
+    /// Returns the peaks of cached and dirty bytes of the process of a mount, which come on top of
+    /// those of the kernel.
+    fn peaks_of_mount(&self, files: &Path) -> Result<(u64, u64)> {
+        let program = self.tools.butternut.as_deref().context("butternut")?;
+        let words = ["stats".as_ref(), "--json".as_ref(), files.as_os_str()];
+        let text = child::run(&program.display().to_string(), &words)?;
+        let stats: serde_json::Value = serde_json::from_str(&text).context("butternut stats")?;
+        let bytes = |key: &str| stats["pages"][key].as_u64().unwrap_or(0);
+        Ok((bytes("cached_bytes_peak"), bytes("dirty_bytes_peak")))
+    }
+
     fn in_session(&self, session: &Session<'_>, page_cache_bytes: Option<u64>) -> Result<Outcome> {
         let row = self.row;
         let run = fio::Run {
@@ -107,6 +119,11 @@ impl Task<'_> {
         if matches!(self.target.kind, Kind::Butternut) {
             let (cached, dirty) = peaks_of_library(&run.stats_path())?;
             (cost.peak_cached_bytes, cost.peak_dirty_bytes) = (cached, dirty);
+        }
+        if let (Kind::Mount, Place::Directory(files)) = (&self.target.kind, session.place()) {
+            let (cached, dirty) = self.peaks_of_mount(files)?;
+            cost.peak_cached_bytes += cached;
+            cost.peak_dirty_bytes += dirty;
         }
         Ok(Outcome { measured, cost })
     }
