@@ -97,7 +97,8 @@ pub(crate) fn prepare(args: &Args, suite: &Suite) -> Result<Prepared> {
     Ok(Prepared { plan, tools, repeats, time, devices, work, _undo: undo })
 }
 
-/// Checks that servers of fio can run the rows: they know nothing of devices and memory limits here.
+/// Checks that servers of fio can run the rows: they know nothing of devices and memory limits
+/// here.
 fn check_remote(args: &Args, rows: &[Row], targets: &[Target]) -> Result<()> {
     let Some(host) = args.remote.first() else { return Ok(()) };
     for target in targets {
