@@ -2,7 +2,8 @@
 
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 
-.PHONY: demo test test-long lint bench bench-lanes bench-fsync bench-snapshots fio fuzz clean-mounts
+.PHONY: demo test test-long lint bench bench-lanes bench-fsync bench-snapshots lab fio fuzz \
+    clean-mounts
 
 # Makes volumes, mounts them with Butternut, compares, shows what is in them and how fast.
 demo:
@@ -45,6 +46,11 @@ bench-fsync:
 bench-snapshots:
 	@scripts/setup
 	@scripts/bench snapshots $(ARGS)
+
+# The benchmark of scenarios and targets (docs/lab/README.md): ARGS="run --suite published --quick".
+lab:
+	@scripts/setup
+	@scripts/lab $(or $(ARGS),run --suite smoke --quick)
 
 # The fio engine, for the fio that is installed; skipped where fio's source cannot be had.
 fio:

@@ -1,78 +1,110 @@
-//! `bench`: compares reads and writes of Butternut with the raw device and the kernel's btrfs.
+//! `butternut-lab`: an I/O benchmark of Butternut, the kernel's filesystems and others.
 //!
-//! Every row runs its contestants one after the other, several times, and reports medians, ranges
-//! and ratios. Absolute figures depend on the machine; the ratios are the result.
+//! ```text
+//! scenario  what is measured: suites as TOML files      target   what it is measured on
+//! drivers   what produces the load: fio, metadata       run      plan, order, repeats, record
+//! record    one file of JSON Lines for each run
+//! ```
+//!
+//! Errors are printed as `butternut-lab: WHAT: WHY (WHAT TO DO)`.
 
-#![allow(clippy::cast_precision_loss, reason = "figures are rounded before they are printed")]
+#![allow(clippy::cast_precision_loss, reason = "figures are rounded before they are used")]
 
-mod commits;
-mod cpu;
-mod fio;
-mod lanes;
-mod memory;
-mod names;
-mod report;
-mod rig;
-mod scratch;
-mod snapshots;
-mod streams;
-mod writes;
+mod child;
+mod cost;
+mod drivers;
+mod environment;
+mod interrupt;
+mod memory_limit;
+mod progress;
+mod run;
+mod scenario;
+mod size;
+mod target;
+mod tools;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
+use std::io::Write;
+use std::process::ExitCode;
 
-/// Compares Butternut with the raw device and the kernel.
-#[derive(Parser)]
-#[command(name = "bench", version, args_conflicts_with_subcommands = true)]
-struct Flags {
+/// Measures filesystems, devices and directories with the same workloads, in an order that is
+/// shuffled, and keeps every sample
+#[derive(Debug, Parser)]
+#[command(name = "butternut-lab", version, max_term_width = 100, disable_help_subcommand = true)]
+struct Cli {
     #[command(subcommand)]
-    suite: Option<Suite>,
-    /// Use smaller files and fewer repeats. The figures are not reliable.
-    #[arg(long)]
-    quick: bool,
-    /// Directory of the volume's image; in memory by default, so that the device is not the limit.
-    #[arg(long, default_value = "/dev/shm")]
-    dir: PathBuf,
-    /// Run only the rows whose name contains this.
-    #[arg(long, default_value = "")]
-    only: String,
-    /// The `butternut` command to mount with; the one beside this program by default.
-    #[arg(long)]
-    butternut: Option<PathBuf>,
-    /// Internal: walk every entry of the default subvolume of this image, then print the peak
-    /// memory.
-    #[arg(long, hide = true)]
-    walk: Option<PathBuf>,
+    command: Command,
 }
 
-#[derive(Subcommand)]
-enum Suite {
-    /// Compare the I/O lanes with the raw device and the kernel's btrfs, xfs and ext4, through fio.
-    Lanes(lanes::Flags),
-    /// Compare snapshots, deletions and streams with the kernel's btrfs and btrfs-progs.
-    Snapshots(snapshots::Flags),
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a suite on targets
+    Run(Box<run::Args>),
+    /// List the suites
+    List,
+    /// Print the file of a suite
+    Show {
+        /// Name of a suite, or a file FILE.toml
+        suite: String,
+        /// Print the names of the rows instead
+        #[arg(long)]
+        rows: bool,
+    },
+    /// Internal: the process of the metadata driver
+    #[command(hide = true)]
+    DriveMetadata(drivers::metadata::Args),
 }
 
-fn main() -> Result<()> {
-    let flags = Flags::parse();
-    match &flags.suite {
-        Some(Suite::Lanes(flags)) => return lanes::run(flags),
-        Some(Suite::Snapshots(flags)) => return snapshots::run_suite(flags),
-        None => {}
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors, and have status 0.
+            drop(error.print());
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let done = match &cli.command {
+        Command::Run(args) => interrupt::install().and_then(|()| run::run(args)),
+        Command::List => list(),
+        Command::Show { suite, rows } => show(suite, *rows),
+        Command::DriveMetadata(args) => drivers::metadata::drive(args).map(|()| true),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            let is_interrupted = error.is::<interrupt::Interrupted>();
+            progress::line(&format!("{error:#}"));
+            if is_interrupted {
+                interrupt::end_process();
+            }
+            ExitCode::FAILURE
+        }
     }
-    if let Some(image) = &flags.walk {
-        return memory::walk(image);
+}
+
+fn list() -> Result<bool> {
+    let mut out = std::io::stdout().lock();
+    for name in scenario::suites::names() {
+        let suite = scenario::Suite::load(name)?;
+        writeln!(out, "{name:<16} {}", suite.about)?;
     }
-    let size = if flags.quick { &rig::Size::QUICK } else { &rig::Size::FULL };
-    let rig = rig::Rig::make(&flags.dir, size, flags.butternut.clone())?;
-    let mut report = report::Report::new(&flags.only);
-    cpu::rows(&rig, &mut report)?;
-    streams::rows(&rig, &mut report)?;
-    memory::rows(&rig, &mut report)?;
-    let scratch = scratch::Scratch::make(&flags.dir, &rig.butternut)?;
-    names::rows(&rig, &scratch, &mut report)?;
-    commits::rows(&rig, &scratch, &mut report)?;
-    writes::rows(&rig, &scratch, &mut report)?;
-    report.finish()
+    Ok(true)
+}
+
+fn show(name: &str, shows_rows: bool) -> Result<bool> {
+    let suite = scenario::Suite::load(name)?;
+    let mut out = std::io::stdout().lock();
+    if shows_rows {
+        for row in scenario::rows::rows(&suite, &scenario::rows::Changes::default())? {
+            writeln!(out, "{:<40} {}", row.name, row.scenario.about)?;
+        }
+    } else if let Some(text) = scenario::suites::text(name) {
+        out.write_all(text.as_bytes())?;
+    } else {
+        out.write_all(&std::fs::read(name)?)?;
+    }
+    Ok(true)
 }

@@ -9,6 +9,7 @@ mod dedupe;
 mod defragment;
 mod import;
 mod inspect;
+mod lab;
 mod mkfs;
 mod modify;
 mod mount;
@@ -28,6 +29,7 @@ pub(crate) use inspect::{
     DumpSuperArgs, DumpTreeArgs, InodeResolveArgs, InspectCommand, LogicalResolveArgs, RootidArgs,
     TreeStatsArgs,
 };
+pub(crate) use lab::LabArgs;
 pub(crate) use mkfs::MkfsArgs;
 pub(crate) use modify::{
     ChmodArgs, ChownArgs, CpArgs, Encoding, GetfattrArgs, LnArgs, MkdirArgs, MvArgs, Reflink,
@@ -434,6 +436,9 @@ pub(crate) enum Command {
     /// Show and set the tunables of a mounted volume
     #[command(after_help = CTL_HELP)]
     Ctl(CtlArgs),
+    /// Run benchmarks
+    #[command(after_help = lab::LAB_HELP)]
+    Lab(LabArgs),
     /// Print a shell completion script
     Completions(CompletionsArgs),
     /// Write the man pages to a directory

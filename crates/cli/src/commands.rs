@@ -15,6 +15,7 @@ mod find;
 mod getfattr;
 mod import;
 mod inspect;
+mod lab;
 mod ln;
 mod ls;
 mod man;
@@ -103,6 +104,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Umount(args) => umount::run(global, args, out),
         Command::Stats(args) => stats::run(global, args, out),
         Command::Ctl(args) => ctl::run(global, args, out),
+        Command::Lab(args) => lab::run(args),
         Command::Completions(args) => Ok(completions::run(args, out)),
         Command::Man(args) => man::run(args),
     }

@@ -29,6 +29,7 @@ mod hints;
 mod hostile;
 mod image;
 mod import;
+mod lab;
 mod listing;
 mod long_mount_tables;
 mod man_pages;
