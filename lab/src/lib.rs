@@ -8,5 +8,8 @@
 //!
 //! It needs no crate of the engine, so it compiles alone.
 
+pub mod history;
 pub mod judge;
+#[cfg(test)]
+mod made;
 pub mod record;
