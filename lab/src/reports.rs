@@ -1,0 +1,14 @@
+//! What the judge found, for people: tables as text, Markdown and CSV, and a page of HTML.
+//!
+//! ```text
+//! judge, history -> words: cells as words    -> tables: text, Markdown, CSV
+//!                -> page: figures and charts -> one HTML file
+//! ```
+//!
+//! It decides nothing: verdicts are the judge's.
+
+pub mod figures;
+pub mod page;
+pub mod published;
+pub mod tables;
+pub mod words;
