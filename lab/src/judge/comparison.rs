@@ -308,6 +308,7 @@ fn interval(
     seed: u64,
 ) -> Option<(f64, f64)> {
     let between = |a: Vec<f64>, b: Vec<f64>| {
+        let (a, b) = (stats::winsorized(&a), stats::winsorized(&b));
         stats::interval(a.len().min(b.len()), level, seed, |rng| {
             let first = stats::location(&stats::resampled(&a, rng))?;
             Some(stats::location(&stats::resampled(&b, rng))? - first)
@@ -315,7 +316,7 @@ fn interval(
     };
     let logs = match method {
         Method::Pairs => {
-            let pairs = pairs(&first[0], &second[0]);
+            let pairs = stats::winsorized(&pairs(&first[0], &second[0]));
             stats::interval(pairs.len(), level, seed, |rng| {
                 stats::location(&stats::resampled(&pairs, rng))
             })

@@ -79,15 +79,10 @@ pub fn estimate(values: &[f64]) -> Option<Estimate> {
     if count < REPEATS_MIN {
         return None;
     }
-    let mut sorted = sorted(values);
-    let cut = trimmed(count);
-    let kept = count - 2 * cut;
-    let mean = mean(&sorted[cut..count - cut])?;
-    let (low, high) = (sorted[cut], sorted[count - cut - 1]);
-    for value in &mut sorted {
-        *value = value.clamp(low, high);
-    }
-    let spread = squares(&sorted).max(DEVIATION_MIN * DEVIATION_MIN * (count - 1) as f64);
+    let mean = location(values)?;
+    let kept = count - 2 * trimmed(count);
+    let spread =
+        squares(&winsorized(values)).max(DEVIATION_MIN * DEVIATION_MIN * (count - 1) as f64);
     let variance = spread / (kept * (kept - 1)) as f64;
     Some(Estimate { mean, variance, freedom: (kept - 1) as f64 })
 }
@@ -168,6 +163,16 @@ pub fn interval(
     )]
     let skip = ((tail * drawn.len() as f64) as usize).min(last / 2);
     Some((drawn[skip], drawn[last - skip]))
+}
+
+/// Returns `values` with those that a trimmed mean leaves out moved to the nearest that it keeps. A
+/// resample of them cannot have an outlier several times, as one of the values themselves could.
+pub fn winsorized(values: &[f64]) -> Vec<f64> {
+    let sorted = sorted(values);
+    let cut = trimmed(sorted.len());
+    let Some(kept) = sorted.get(cut..sorted.len() - cut) else { return sorted };
+    let (Some(low), Some(high)) = (kept.first(), kept.last()) else { return sorted };
+    values.iter().map(|value| value.clamp(*low, *high)).collect()
 }
 
 /// Returns a resample of `values`, of the same length.

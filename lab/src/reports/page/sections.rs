@@ -232,7 +232,9 @@ fn figures(html: &mut String, metric: &Metric<'_>, reference: &str) {
         Better::Lower => "lower is better",
     };
     let title = format!("{} ({}, {better})", metric.name, metric.unit);
-    html.push_str(&format!("<h3>{}</h3>\n", escaped(&title)));
+    let base = metric.columns.iter().position(|column| column.starts_with(reference));
+    let ratios = base.map_or_else(String::new, |_| format!("; ratios are to {reference}"));
+    html.push_str(&format!("<h3>{}<small>{}</small></h3>\n", escaped(&title), escaped(&ratios)));
     let mut published: Vec<&str> = Vec::new();
     for figure in metric.lines.iter().flat_map(|line| &line.published) {
         if !published.contains(&figure.what.as_str()) {
@@ -244,7 +246,6 @@ fn figures(html: &mut String, metric: &Metric<'_>, reference: &str) {
     head.extend(published.iter().map(|what| format!("published: {what}")));
     let names: Vec<&str> = head.iter().map(String::as_str).collect();
     open_table(html, &title, &names);
-    let base = metric.columns.iter().position(|column| column.starts_with(reference));
     for line in &metric.lines {
         figures_line(html, line, base, &published);
     }
@@ -309,7 +310,9 @@ fn memory(html: &mut String, scenario: &Scenario<'_>) {
     if lines.is_empty() {
         return;
     }
-    html.push_str("<h3>Memory and device (MiB, the largest of all repeats)</h3>\n");
+    html.push_str(
+        "<details><summary>Memory and device (MiB, the largest of all repeats)</summary>\n",
+    );
     let names: Vec<&str> =
         ["variant", "target"].into_iter().chain(COLUMNS.iter().map(|(name, _)| *name)).collect();
     open_table(html, "Memory and device", &names);
@@ -336,6 +339,7 @@ fn memory(html: &mut String, scenario: &Scenario<'_>) {
         html.push_str("</tr>\n");
     }
     close_table(html);
+    html.push_str("</details>\n");
 }
 
 /// Adds charts in a fold, each with its values as a table.
@@ -391,9 +395,15 @@ fn open_table(html: &mut String, name: &str, head: &[&str]) {
         "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{name}\"><table>\n<thead><tr>"
     ));
     for column in head {
-        html.push_str(&format!("<th scope=\"col\">{}</th>", escaped(column)));
+        html.push_str(&format!("<th scope=\"col\">{}</th>", broken(column)));
     }
     html.push_str("</tr></thead><tbody>\n");
+}
+
+/// A text that may be broken behind the marks inside a target's name.
+fn broken(text: &str) -> String {
+    let escaped = escaped(text).replace(':', ":<wbr>").replace('/', "/<wbr>");
+    escaped.replace("&#64;", "<wbr>&#64;")
 }
 
 fn close_table(html: &mut String) {
