@@ -32,7 +32,8 @@
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     const name = (x) => (chart.names ? (chart.names[x] ?? "") : short(x));
     const few = (plot, places) => {
-      const step = Math.max(1, Math.ceil(places.length / Math.max(2, plot.width / 90)));
+      const room = 14 + 7 * Math.max(3, ...(chart.names ?? []).map((text) => text.length));
+      const step = Math.max(1, Math.ceil((places.length * room) / Math.max(room, plot.width - 90)));
       return places.map((x, at) => (at % step ? "" : name(x)));
     };
     const x = { ...axis, label: chart.x_label, labelSize: 22, values: few, size: 36 };

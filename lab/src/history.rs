@@ -173,7 +173,8 @@ impl History {
     ///
     /// There is no such run.
     pub fn find(&self, name: &str) -> Result<PathBuf, HistoryError> {
-        if name.contains('/') || name.ends_with(".jsonl") {
+        let is_record = Path::new(name).extension().is_some_and(|e| e == record::EXTENSION);
+        if name.contains('/') || is_record {
             return Ok(PathBuf::from(name));
         }
         let none = || HistoryError::NoRun { path: self.path.clone(), name: name.to_owned() };

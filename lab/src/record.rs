@@ -217,6 +217,7 @@ pub struct End {
 /// One line of a record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
+#[allow(clippy::large_enum_variant, reason = "a record has one line of the large kind")]
 pub enum Line {
     Run(RunHeader),
     Sample(Box<Sample>),

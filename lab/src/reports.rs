@@ -7,6 +7,8 @@
 //!
 //! It decides nothing: verdicts are the judge's.
 
+#![allow(clippy::format_push_string, reason = "reports are not built where speed matters")]
+
 pub mod figures;
 pub mod page;
 pub mod published;

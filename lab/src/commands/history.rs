@@ -2,6 +2,7 @@
 
 use super::HistoryFlags;
 use crate::history::{History, Point};
+use crate::judge::comparison::Limits;
 use crate::judge::{change_points, statistics};
 use crate::reports::tables::{Form, Table};
 use crate::reports::words;
@@ -115,19 +116,10 @@ fn cell(point: &Point) -> String {
 fn changes(track: &[&Point]) -> BTreeMap<usize, String> {
     let series: Vec<f64> =
         track.iter().map(|point| statistics::median(&point.values).unwrap_or(0.0)).collect();
-    let points = change_points::find(&series, 0.05, 1);
-    let ends: Vec<usize> =
-        points.iter().map(|point| point.index).skip(1).chain([series.len()]).collect();
-    let mut start = 0;
-    let mut found = BTreeMap::new();
-    for (point, end) in points.iter().zip(ends) {
-        let level = |range: &[f64]| statistics::median(range).unwrap_or(0.0);
-        let (before, after) =
-            (level(&series[start..point.index]), level(&series[point.index..end]));
-        let change = if before == 0.0 { 0.0 } else { after / before - 1.0 };
-        let sign = if change < 0.0 { "" } else { "+" };
-        found.insert(point.index, format!("{sign}{}", words::percent(change)));
-        start = point.index;
-    }
-    found
+    let changes = change_points::notable(&series, Limits::default().effect, 1);
+    let phrase = |ratio: f64| {
+        let sign = if ratio < 1.0 { "" } else { "+" };
+        format!("{sign}{}", words::percent(ratio - 1.0))
+    };
+    changes.into_iter().map(|change| (change.index, phrase(change.ratio))).collect()
 }

@@ -1,5 +1,7 @@
 //! `report`: writes the report of a run into a directory.
 
+#![allow(clippy::format_push_string, reason = "reports are not built where speed matters")]
+
 use super::{HistoryFlags, LimitFlags, compare, gate};
 use crate::history::{History, Point, machine};
 use crate::judge::comparison::Comparison;

@@ -17,6 +17,8 @@
 //! 2. At most [`VALUES_MAX`] values are searched, the last ones.
 //! 3. The same series and seed give the same change points.
 
+use super::statistics;
+
 /// Most values that are searched. The memory is their square, eight bytes each.
 pub const VALUES_MAX: usize = 512;
 
@@ -32,6 +34,15 @@ pub struct ChangePoint {
     pub distance: f64,
     /// Part of the random orders with as large a distance.
     pub p: f64,
+}
+
+/// A change point with its size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Change {
+    /// Index of the first value of the new level.
+    pub index: usize,
+    /// The new level to the one before it.
+    pub ratio: f64,
 }
 
 /// A segment that was searched, and its best split.
@@ -61,6 +72,35 @@ pub fn find(values: &[f64], p_max: f64, seed: u64) -> Vec<ChangePoint> {
         point.index += skipped;
     }
     found
+}
+
+/// Returns the change points of the positive `values` at which the level changes by at least the part
+/// `effect`: of those that [`find`] returns at 5 %, the smallest is dropped, and the levels are those
+/// of what is left, until all are as large.
+pub fn notable(values: &[f64], effect: f64, seed: u64) -> Vec<Change> {
+    let mut found = find(values, 0.05, seed);
+    // Each round drops a change point.
+    loop {
+        let changes = changes(values, &found);
+        let size = |change: &Change| change.ratio.ln().abs();
+        let least =
+            (0..changes.len()).min_by(|a, b| size(&changes[*a]).total_cmp(&size(&changes[*b])));
+        match least {
+            Some(least) if (changes[least].ratio - 1.0).abs() < effect => drop(found.remove(least)),
+            Some(_) | None => return changes,
+        }
+    }
+}
+
+/// The change points with the ratios of the medians on both sides.
+fn changes(values: &[f64], found: &[ChangePoint]) -> Vec<Change> {
+    let levels: Vec<f64> = segments(values.len(), found)
+        .into_iter()
+        .map(|(start, end)| statistics::median(&values[start..end]).unwrap_or(0.0))
+        .collect();
+    let ratio = |pair: &[f64]| if pair[0] > 0.0 { pair[1] / pair[0] } else { 1.0 };
+    let ratios = levels.windows(2).map(ratio);
+    found.iter().zip(ratios).map(|(p, ratio)| Change { index: p.index, ratio }).collect()
 }
 
 /// Returns the best split of `values`, or `None` of fewer than two.
@@ -143,7 +183,7 @@ impl Sums {
         let across = sum(split, end) - sum(split, split);
         // Each pair is in the square twice.
         let first = sum(split, split) / 2.0;
-        let second = (sum(end, end) - 2.0 * sum(split, end) + sum(split, split)) / 2.0;
+        let second = 0.5 * (sum(end, end) - 2.0 * sum(split, end) + sum(split, split));
         let both = m + n;
         let mut distance = 2.0 / both * across;
         if n > 1.0 {
@@ -214,6 +254,19 @@ mod tests {
         for series in [&[][..], &[1.0], &[1.0, 2.0], &[3.0; 40]] {
             assert!(find(series, 0.05, 1).is_empty(), "{series:?}");
         }
+    }
+
+    #[test]
+    fn changes_too_small_to_matter_are_dropped() {
+        let mut series = [100.0, 100.1].repeat(10);
+        series.extend([101.0, 101.1].repeat(10));
+        series.extend([90.0, 90.1].repeat(10));
+        assert_eq!(find(&series, 0.05, 1).len(), 2);
+        let changes = notable(&series, 0.02, 1);
+        assert_eq!(changes.len(), 1);
+        assert!(changes[0].index == 40 && (changes[0].ratio - 0.9).abs() < 0.01, "{changes:?}");
+        assert_eq!(notable(&series, 0.005, 1).len(), 2);
+        assert!(notable(&[0.0; 30], 0.02, 1).is_empty());
     }
 
     #[test]

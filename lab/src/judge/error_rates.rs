@@ -12,6 +12,8 @@
 //!    that is.
 //! 3. The same seed gives the same table.
 
+#![allow(clippy::format_push_string, reason = "reports are not built where speed matters")]
+
 use super::change_points;
 use super::comparison::{Limits, Verdict, compare};
 use super::selection::{Cells, Key, Values};
@@ -114,8 +116,7 @@ pub fn comparisons(noise: Noise, setup: Setup, slowdown: f64, trials: usize, see
     rates
 }
 
-/// Searches the change points of `trials` simulated histories of the logarithms of one cell. A change
-/// point within two runs of the injected one finds it; any other is a false alarm.
+/// Searches the change points of `trials` simulated histories of one cell. A change point within two runs of the injected one finds it; any other is a false alarm.
 pub fn histories(noise: Noise, slowdown: f64, trials: usize, seed: u64) -> Rates {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut rates = Rates::default();
@@ -124,10 +125,10 @@ pub fn histories(noise: Noise, slowdown: f64, trials: usize, seed: u64) -> Rates
         let value = |at: usize, rng: &mut fastrand::Rng| {
             let level = if at >= change { (1.0 - slowdown).ln() } else { 0.0 };
             let logs: Vec<f64> = Machine::start(noise, rng).repeats(5, rng);
-            level + super::statistics::location(&logs).unwrap_or(0.0)
+            (level + super::statistics::location(&logs).unwrap_or(0.0)).exp()
         };
         let series: Vec<f64> = (0..length).map(|at| value(at, &mut rng)).collect();
-        let points = change_points::find(&series, 0.05, trial as u64);
+        let points = change_points::notable(&series, Limits::default().effect, trial as u64);
         let near = points.iter().filter(|point| point.index.abs_diff(change) <= 2).count();
         let others = points.len() - if slowdown > 0.0 { near } else { 0 };
         if slowdown > 0.0 {
@@ -164,9 +165,10 @@ pub fn page(trials: usize, seed: u64, command: &str) -> String {
     }
     page.push_str(&format!(
         "\n## Change points of a history of {} runs, changed at run {}\n\nFound means: within two \
-         runs. A false alarm is any other change point.\n\n",
+         runs. A false alarm is any other change point. Changes below {} % are not reported.\n\n",
         HISTORY.0,
         HISTORY.1 + 1,
+        percent(Limits::default().effect),
     ));
     page.push_str(&head(&["A/A series", "beside a change"]));
     for noise in NOISES {

@@ -11,6 +11,8 @@
 //! Names are `target`, `row`, `metric` or that of a switch. A target is selected by its whole name, or
 //! by the part of it before a `:` or `@`; a row by its name or by the part before a `/`.
 
+#![allow(clippy::format_push_string, reason = "reports are not built where speed matters")]
+
 use crate::record::{Better, Record, Sample, Switches};
 use std::collections::BTreeMap;
 

@@ -67,8 +67,10 @@ pub fn scenarios<'a>(record: &'a Record, published: &'a [Published]) -> Vec<Scen
             }
         }
         names.sort_by_key(|name| rank_of_metric(name));
-        let of = |name: &str| samples.iter().copied().filter(|s| s.metric == name).collect();
-        let metrics = names.iter().map(|name| metric(name, of(name), published)).collect();
+        let of = |name: &str| -> Vec<&Sample> {
+            samples.iter().copied().filter(|s| s.metric == name).collect()
+        };
+        let metrics = names.iter().map(|name| metric(name, &of(name), published)).collect();
         Scenario { name: name.0, metrics }
     };
     groups.into_iter().map(scenario).collect()
@@ -89,17 +91,17 @@ pub fn number(variant: &str) -> Option<(&str, f64)> {
     Some((name.strip_suffix('=')?, number.parse().ok()?))
 }
 
-fn metric<'a>(name: &str, samples: Vec<&'a Sample>, published: &'a [Published]) -> Metric<'a> {
+fn metric<'a>(name: &str, samples: &[&'a Sample], published: &'a [Published]) -> Metric<'a> {
     let mut labels: Vec<(usize, Natural)> = Vec::new();
     let mut lines: BTreeMap<Natural, BTreeMap<String, Vec<&'a Sample>>> = BTreeMap::new();
-    for sample in &samples {
+    for sample in samples {
         let label = label(sample);
         let key = (rank(&label), Natural(label.clone()));
         if !labels.contains(&key) {
             labels.push(key);
         }
         let line = lines.entry(Natural(sample.row.clone())).or_default();
-        line.entry(label).or_default().push(sample);
+        line.entry(label).or_default().push(*sample);
     }
     labels.sort();
     let columns: Vec<String> = labels.into_iter().map(|(_, label)| label.0).collect();

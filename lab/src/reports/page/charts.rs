@@ -1,8 +1,9 @@
 //! The data of the charts, which the page's script draws.
 
 use crate::history::Point;
+use crate::judge::comparison::Limits;
 use crate::judge::{change_points, statistics as stats};
-use crate::reports::figures::{Metric, number};
+use crate::reports::figures::{Cell, Metric, number};
 use serde::Serialize;
 
 /// A chart: lines over one axis.
@@ -81,7 +82,7 @@ pub fn over_time(metric: &Metric<'_>) -> Vec<Chart> {
         let mut x: Vec<f64> = Vec::new();
         let mut series = Vec::new();
         for (column, cell) in metric.columns.iter().zip(&line.cells) {
-            let Some(middle) = cell.as_ref().map(|cell| cell.middle()) else { continue };
+            let Some(middle) = cell.as_ref().map(Cell::middle) else { continue };
             if middle.series.len() > 1 {
                 x.extend(middle.series.iter().map(|(second, _)| *second));
                 series.push((column.clone(), &middle.series));
@@ -164,7 +165,7 @@ pub fn track(title: &str, points: &[&Point]) -> Option<Chart> {
     let values: Vec<f64> =
         points.iter().map(|point| stats::median(&point.values)).collect::<Option<_>>()?;
     let last = points.last()?;
-    let changes = change_points::find(&values, 0.05, 1);
+    let changes = change_points::notable(&values, Limits::default().effect, 1);
     Some(Chart {
         id: String::new(),
         title: title.to_owned(),

@@ -55,7 +55,7 @@ pub(super) fn comparison(html: &mut String, comparison: &Comparison) {
 }
 
 fn judged(html: &mut String, name: &str, cells: &[&Judgement], comparison: &Comparison) {
-    open_table(html, name, &["row", "target", "metric", "before", "now", "ratio", "verdict"]);
+    open_table(html, name, &["row", "verdict", "target", "metric", "before", "now", "ratio"]);
     for cell in cells {
         let class = match cell.verdict {
             Verdict::Worse => "worse",
@@ -63,16 +63,16 @@ fn judged(html: &mut String, name: &str, cells: &[&Judgement], comparison: &Comp
             Verdict::Small | Verdict::WithinNoise | Verdict::NotJudged => "same",
         };
         html.push_str(&format!(
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{} ({})</td><td class=\"n\">{}</td>\
-             <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"{class}\">{}</td></tr>\n",
+            "<tr><th scope=\"row\">{}</th><td class=\"{class}\">{}</td><td>{}</td><td>{} ({})</td>\
+             <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n",
             escaped(&cell.row),
+            escaped(&words::verdict(cell, comparison.limits.effect)),
             escaped(&cell.second.label),
             escaped(&cell.metric),
             escaped(&cell.unit),
             words::number(cell.first.median),
             words::number(cell.second.median),
             words::ratio(cell),
-            escaped(&words::verdict(cell, comparison.limits.effect)),
         ));
     }
     close_table(html);
@@ -329,7 +329,7 @@ fn memory(html: &mut String, scenario: &Scenario<'_>) {
                 continue;
             };
             let part = u128::from(*value) * 100 / u128::from(largest(at));
-            let tenths = value * 10 >> 20;
+            let tenths = (value * 10) >> 20;
             html.push_str(&format!(
                 "<td class=\"n bar\"><span style=\"width:{part}%\"></span>{}.{}</td>",
                 tenths / 10,
