@@ -1,7 +1,7 @@
 //! The judge's commands: each file has its flags and a `run`.
 //!
-//! Exit status 0: done, and nothing was found. 1: something was found that ends a gate. Errors are
-//! returned, for the door to report.
+//! Each returns whether nothing was found that ends a gate: exit status 0, else 1. Errors are returned
+//! for the program to report.
 
 mod bisect;
 mod compare;
@@ -18,7 +18,6 @@ use crate::record::default_history;
 use anyhow::Result;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 /// The judge's commands, to be flattened into those of a program.
 #[derive(Debug, clap::Subcommand)]
@@ -42,13 +41,16 @@ pub enum Command {
 }
 
 impl Command {
-    /// Runs the command. What it prints goes to `out`.
+    /// Runs the command. What it prints goes to `out`; `suites` are the texts of the program's own
+    /// suites, whose published figures a report shows.
+    ///
+    /// Returns `false` when something was found that ends a gate, such as a row that is worse.
     ///
     /// # Errors
     ///
     /// The command could not do what it was called for.
-    pub fn run(&self, out: &mut dyn Write) -> Result<ExitCode> {
-        let is_fine = match self {
+    pub fn run(&self, suites: &[&str], out: &mut dyn Write) -> Result<bool> {
+        match self {
             Self::Compare(flags) => compare::run(flags, out),
             Self::History(flags) => history::run(flags, out),
             Self::Gate(flags) => gate::run(flags, out),
@@ -56,9 +58,8 @@ impl Command {
             Self::Bisect(flags) => bisect::run(flags, out),
             Self::SelfCheck(flags) => self_check::run(flags, out),
             Self::Selftest(flags) => selftest::run(flags, out),
-            Self::Report(flags) => report::run(flags, out),
-        }?;
-        Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Self::Report(flags) => report::run(flags, suites, out),
+        }
     }
 }
 

@@ -14,5 +14,6 @@ struct Flags {
 }
 
 fn main() -> Result<ExitCode> {
-    Flags::parse().command.run(&mut std::io::stdout().lock())
+    let is_fine = Flags::parse().command.run(&[], &mut std::io::stdout().lock())?;
+    Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -27,7 +27,8 @@ pub struct Flags {
     /// Runs to compare with, separated by commas, instead of the eight before it.
     #[arg(long, value_name = "RUN,...", value_delimiter = ',')]
     baseline: Vec<String>,
-    /// File of a suite, or directory of suites, whose published figures stand beside the measured ones.
+    /// File of a suite, or directory of suites, whose published figures stand beside the measured ones
+    /// instead of those of the suites of this program.
     #[arg(long, value_name = "PATH")]
     suites: Vec<PathBuf>,
     /// The column that ratios are taken to: the start of a target's name.
@@ -40,11 +41,16 @@ pub struct Flags {
 }
 
 /// Writes the report, and prints where it is.
-pub(super) fn run(flags: &Flags, out: &mut dyn Write) -> Result<bool> {
+pub(super) fn run(flags: &Flags, suites: &[&str], out: &mut dyn Write) -> Result<bool> {
     let history = flags.history.open()?;
     let path = history.find(&flags.run)?;
     let record = Record::read(&path)?;
     let mut all = Vec::new();
+    if flags.suites.is_empty() {
+        for text in suites {
+            all.extend(published::parse(text)?);
+        }
+    }
     for path in &flags.suites {
         all.extend(published::read(path)?);
     }
