@@ -12,6 +12,8 @@ mod report;
 mod self_check;
 mod selftest;
 
+pub use report::write as write_report;
+
 use crate::history::History;
 use crate::judge::comparison::Limits;
 use crate::record::default_history;
@@ -90,6 +92,13 @@ struct LimitFlags {
     /// Smallest difference that is reported: 0.02 is 2 %.
     #[arg(long, value_name = "PART", default_value_t = Limits::default().effect, value_parser = part)]
     effect: f64,
+}
+
+impl Default for LimitFlags {
+    fn default() -> Self {
+        let Limits { discoveries, effect, .. } = Limits::default();
+        Self { discoveries, effect }
+    }
 }
 
 impl LimitFlags {

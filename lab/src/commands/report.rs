@@ -15,6 +15,9 @@ use anyhow::{Context, Result};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// The column that ratios are taken to, where no other is chosen.
+const REFERENCE: &str = "kernel:btrfs";
+
 /// Flags of `report`.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
@@ -32,12 +35,37 @@ pub struct Flags {
     #[arg(long, value_name = "PATH")]
     suites: Vec<PathBuf>,
     /// The column that ratios are taken to: the start of a target's name.
-    #[arg(long, value_name = "TARGET", default_value = "kernel:btrfs")]
+    #[arg(long, value_name = "TARGET", default_value = REFERENCE)]
     reference: String,
     #[command(flatten)]
     history: HistoryFlags,
     #[command(flatten)]
     limits: LimitFlags,
+}
+
+/// Writes the report of the run `run` of the history into `directory`, with the published figures of
+/// `suites` (texts of suite files), and prints where it is to `out`.
+///
+/// # Errors
+///
+/// There is no such run, or the history cannot be read, or the report cannot be written.
+pub fn write(
+    history: &Path,
+    run_id: &str,
+    directory: &Path,
+    suites: &[&str],
+    out: &mut dyn Write,
+) -> Result<()> {
+    let flags = Flags {
+        run: run_id.to_owned(),
+        out: directory.to_owned(),
+        baseline: Vec::new(),
+        suites: Vec::new(),
+        reference: REFERENCE.to_owned(),
+        history: HistoryFlags { directory: Some(history.to_owned()) },
+        limits: LimitFlags::default(),
+    };
+    run(&flags, suites, out).map(drop)
 }
 
 /// Writes the report, and prints where it is.

@@ -156,6 +156,9 @@ fn a_report_has_every_file() {
     assert!(read("report.md").contains("# s: r4") && read("report.txt").contains("s/x"));
     assert_eq!(read("report.csv").lines().count(), 1 + 18 + 1);
     assert_eq!(crate::record::Record::read(&out.join("results.jsonl")).expect("read").run.id, "r4");
+    let again = dir.path().join("again");
+    write_report(dir.path(), "r4", &again, &[], &mut Vec::new()).expect("written");
+    assert!(again.join("report.html").is_file());
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub struct Noise {
     repeats: f64,
     /// Standard deviation of the logarithm from run to run.
     runs: f64,
-    /// Drift of the machine's speed over a run, up or down, as a part; all cells share it.
+    /// Largest drift of a row's speed over a run, up or down, as a part; its targets share it.
     drift: f64,
     /// Part of the repeats that are outliers, 20 to 50 % worse.
     outliers: f64,
@@ -146,12 +146,12 @@ pub fn histories(noise: Noise, slowdown: f64, trials: usize, seed: u64) -> Rates
 /// Returns the page of error rates as Markdown, from `trials` trials of each combination.
 pub fn page(trials: usize, seed: u64, command: &str) -> String {
     let mut page = format!(
-        "# Error rates of the lab's judge\n\nMade by `{command}`. The runs are simulated, {trials} \
-         comparisons of {ROWS} rows for each figure, of which a slowdown hits {SLOWED}; the judge is \
-         the one that judges real runs, with its defaults (false discoveries {} %, nothing below {} \
-         %).\n\nA *miss* is a slowed row that is not reported as slower. A *false alarm* is a row \
-         without a slowdown that is; the last column is the part of the comparisons of equal runs \
-         (A/A) in which any of the {ROWS} rows is one.\n",
+        "# Error rates of the lab's judge\n\nMade by `{command}`.\n\nThe runs are simulated: \
+         {trials} comparisons of {ROWS} rows for each figure, of which a slowdown hits {SLOWED}.\nThe \
+         judge is the one that judges real runs, with its defaults: false discoveries {} %, nothing\n\
+         below {} %.\n\nA *miss* is a slowed row that is not reported as slower. A *false alarm* is a \
+         row without a slowdown\nthat is; the last column is the part of the comparisons of equal runs \
+         (A/A) in which any of the {ROWS}\nrows is one.\n",
         percent(Limits::default().discoveries),
         percent(Limits::default().effect),
     );
@@ -165,7 +165,8 @@ pub fn page(trials: usize, seed: u64, command: &str) -> String {
     }
     page.push_str(&format!(
         "\n## Change points of a history of {} runs, changed at run {}\n\nFound means: within two \
-         runs. A false alarm is any other change point. Changes below {} % are not reported.\n\n",
+         runs. A false alarm is any other change point. Changes below {} %\n\
+         are not reported.\n\n",
         HISTORY.0,
         HISTORY.1 + 1,
         percent(Limits::default().effect),
@@ -227,7 +228,7 @@ fn percent(part: f64) -> String {
     format!("{:.0}", part * 100.0)
 }
 
-/// One run of the machine: its level, and the drift that its cells share.
+/// One run of a row: its level, and the drift that its targets share.
 struct Machine {
     noise: Noise,
     level: f64,
@@ -346,6 +347,21 @@ mod tests {
         let rates = |seed| comparisons(NOISES[1], SETUPS[0], 0.05, 3, seed);
         assert_eq!(rates(1), rates(1));
         assert_ne!(rates(1), rates(2));
+    }
+
+    #[test]
+    fn the_page_in_the_documentation_is_of_this_form() {
+        let documented = include_str!("../../../docs/lab/error-rates.md");
+        let page = page(0, 1, "butternut-lab selftest --trials 100 --seed 1");
+        let page = page.replace(" 0 comparisons", " 100 comparisons");
+        // Only the figures differ, because the page of this test has no trials.
+        let form = |line: &str| match line.strip_prefix("| ").and_then(|line| line.split_once('|'))
+        {
+            Some((first, _)) => first.to_owned(),
+            None => line.to_owned(),
+        };
+        let have: Vec<String> = documented.lines().map(form).collect();
+        assert_eq!(have, page.lines().map(form).collect::<Vec<_>>());
     }
 
     #[test]
