@@ -1,4 +1,5 @@
-//! Finds the commit that made a measurement worse: drives `git bisect` with enough repeats to decide.
+//! Finds the commit that made a measurement worse: drives `git bisect` with enough repeats to
+//! decide.
 //!
 //! ```text
 //! build GOOD, measure; build BAD, measure     until the two levels are apart, or never are
@@ -11,8 +12,8 @@
 //! 1. Bisection happens in a work tree of its own, which is removed at the end. The caller's work
 //!    tree and branch are not touched.
 //! 2. A commit is decided by a sequential test of Wald: each measurement adds the log of how much
-//!    likelier it is at the bad level than at the good one. The tails of the likelihood are heavy, so
-//!    no single outlier decides.
+//!    likelier it is at the bad level than at the good one. The tails of the likelihood are heavy,
+//!    so no single outlier decides.
 //! 3. Levels that cannot be told apart end the search with an error that says so.
 
 use crate::judge::statistics as stats;

@@ -1,11 +1,12 @@
 //! The judge's commands: each file has its flags and a `run`.
 //!
-//! Each returns whether nothing was found that ends a gate: exit status 0, else 1. Errors are returned
-//! for the program to report.
+//! Each returns whether nothing was found that ends a gate: exit status 0, else 1. Errors are
+//! returned for the program to report.
 
 mod bisect;
 mod compare;
 mod findings;
+mod flags;
 mod gate;
 mod history;
 mod report;
@@ -14,12 +15,8 @@ mod selftest;
 
 pub use report::write as write_report;
 
-use crate::history::History;
-use crate::judge::comparison::Limits;
-use crate::record::default_history;
 use anyhow::Result;
 use std::io::Write;
-use std::path::PathBuf;
 
 /// The judge's commands, to be flattened into those of a program.
 #[derive(Debug, clap::Subcommand)]
@@ -28,7 +25,8 @@ pub enum Command {
     Compare(compare::Flags),
     /// List the runs, or a row over all runs with the points at which its level changed.
     History(history::Flags),
-    /// Compare a run with the runs before it; exit status 1 when a row is worse or a finding is open.
+    /// Compare a run with the runs before it; exit status 1 when a row is worse or a finding is
+    /// open.
     Gate(gate::Flags),
     /// List findings, waive one by name, or open one again.
     Findings(findings::Flags),
@@ -62,56 +60,6 @@ impl Command {
             Self::Selftest(flags) => selftest::run(flags, out),
             Self::Report(flags) => report::run(flags, suites, out),
         }
-    }
-}
-
-/// Where the runs are.
-#[derive(Debug, Clone, Default, clap::Args)]
-struct HistoryFlags {
-    /// Directory of the runs [default: $XDG_DATA_HOME/butternut-lab/history].
-    #[arg(long = "history", value_name = "DIR", global = true)]
-    directory: Option<PathBuf>,
-}
-
-impl HistoryFlags {
-    fn path(&self) -> PathBuf {
-        self.directory.clone().unwrap_or_else(default_history)
-    }
-
-    fn open(&self) -> Result<History> {
-        Ok(History::open(&self.path())?)
-    }
-}
-
-/// What counts as a difference.
-#[derive(Debug, Clone, clap::Args)]
-struct LimitFlags {
-    /// Expected part of false ones among the reported differences.
-    #[arg(long, value_name = "PART", default_value_t = Limits::default().discoveries, value_parser = part)]
-    discoveries: f64,
-    /// Smallest difference that is reported: 0.02 is 2 %.
-    #[arg(long, value_name = "PART", default_value_t = Limits::default().effect, value_parser = part)]
-    effect: f64,
-}
-
-impl Default for LimitFlags {
-    fn default() -> Self {
-        let Limits { discoveries, effect, .. } = Limits::default();
-        Self { discoveries, effect }
-    }
-}
-
-impl LimitFlags {
-    fn limits(&self) -> Limits {
-        Limits { discoveries: self.discoveries, effect: self.effect, ..Limits::default() }
-    }
-}
-
-/// Parses a number of at least 0 and less than 1.
-fn part(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(part) if (0.0..1.0).contains(&part) => Ok(part),
-        _ => Err("want a number of at least 0 and less than 1".to_owned()),
     }
 }
 

@@ -165,8 +165,8 @@ impl Findings {
         Ok(())
     }
 
-    /// Takes what the run `run`, started at `date`, showed: a cell that is worse opens a finding, and
-    /// an open one whose cell has its level again, but for the part `effect`, becomes fixed.
+    /// Takes what the run `run`, started at `date`, showed: a cell that is worse opens a finding,
+    /// and an open one whose cell has its level again, but for the part `effect`, becomes fixed.
     pub fn take(&mut self, cells: &[Judgement], effect: f64, run: &str, date: &str) {
         for cell in cells {
             let median = cell.second.median;

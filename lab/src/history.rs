@@ -8,7 +8,8 @@
 //! Laws:
 //!
 //! 1. The index is never the only place of anything. A missing, damaged or older index is rebuilt.
-//! 2. A record is read again when its size or its modification time differs from what the index has.
+//! 2. A record is read again when its size or its modification time differs from what the index
+//!    has.
 //! 3. A record that cannot be read is left out with a note, and hides no other one.
 //!
 //! What runs mean is left to the judge.
@@ -166,8 +167,8 @@ impl History {
         found.map_err(|source| index_error(&self.path, source))
     }
 
-    /// Finds the record that `name` names: a path of a file, a run id, `latest`, or `latest~N` for the
-    /// N-th before it. `latest` counts complete runs.
+    /// Finds the record that `name` names: a path of a file, a run id, `latest`, or `latest~N` for
+    /// the N-th before it. `latest` counts complete runs.
     ///
     /// # Errors
     ///

@@ -10,12 +10,12 @@
 //!
 //! Laws:
 //!
-//! 1. A record grows by whole lines: each is one write followed by `fdatasync`. After a failed write
-//!    the file is cut back to the last whole line.
+//! 1. A record grows by whole lines: each is one write followed by `fdatasync`. After a failed
+//!    write the file is cut back to the last whole line.
 //! 2. A last line without a line feed was torn by a crash. A reader drops it with a note, and a
 //!    writer that resumes the run cuts it off first. Any other malformed line is an error.
-//! 3. A format number that this code does not know is refused. Unknown fields are ignored, and lines
-//!    of an unknown kind are skipped with a note.
+//! 3. A format number that this code does not know is refused. Unknown fields are ignored, and
+//!    lines of an unknown kind are skipped with a note.
 //! 4. One process writes a record at a time: the writer holds a lock on the file.
 //!
 //! What the values mean is left to the suites, and what they prove to the judge.
@@ -57,7 +57,10 @@ pub enum RecordError {
     #[error("{}: line {line}: {what}", path.display())]
     Line { path: PathBuf, line: usize, what: String },
     /// The format number is not known here.
-    #[error("{}: format: have {have}, want {FORMAT} (read it with the version that wrote it)", path.display())]
+    #[error(
+        "{}: format: have {have}, want {FORMAT} (read it with the version that wrote it)",
+        path.display()
+    )]
     Format { path: PathBuf, have: u32 },
     /// The file has no complete first line.
     #[error("{}: no run: the first line is missing (remove the file)", path.display())]
@@ -329,7 +332,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates the record of `run` in the directory `history`, which is created where it is missing.
+    /// Creates the record of `run` in the directory `history`, which is created where it is
+    /// missing.
     ///
     /// # Errors
     ///

@@ -19,7 +19,12 @@ pub struct Flags {
     #[arg(long, value_name = "DIR", default_value = ".")]
     repository: PathBuf,
     /// Most measurements of a commit before it is skipped.
-    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(5..=10_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 40,
+        value_parser = clap::value_parser!(u32).range(5..=10_000)
+    )]
     repeats: u32,
     /// Command that builds a commit in the work tree.
     #[arg(last = true, value_name = "BUILD-COMMAND")]

@@ -1,6 +1,6 @@
 //! `compare`: judges two sides cell by cell.
 
-use super::{HistoryFlags, LimitFlags};
+use super::flags::{HistoryFlags, LimitFlags};
 use crate::history::History;
 use crate::judge::comparison::{Comparison, Limits, Verdict, compare, differences};
 use crate::judge::selection::{Selection, gather};
@@ -13,8 +13,8 @@ use std::io::Write;
 /// Flags of `compare`.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
-    /// First side: RUN[,RUN...][:NAME=VALUE,...], where RUN is an id, a path, `latest` or `latest~N`,
-    /// and NAME is target, row, metric or a switch.
+    /// First side: RUN[,RUN...][:NAME=VALUE,...], where RUN is an id, a path, `latest` or
+    /// `latest~N`, and NAME is target, row, metric or a switch.
     first: String,
     /// Second side, which is judged against the first. `:NAME=VALUE,...` alone means the same runs.
     second: String,

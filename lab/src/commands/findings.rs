@@ -1,6 +1,6 @@
 //! `findings`: lists, waives and reopens findings.
 
-use super::HistoryFlags;
+use super::flags::HistoryFlags;
 use crate::findings::{Findings, State};
 use crate::reports::tables::{Form, Table};
 use crate::reports::words;

@@ -4,11 +4,12 @@
 //!
 //! 1. The gate opens only for a complete run that was compared: a run without an end, without an
 //!    earlier comparable run, or without a judged cell is an error, not a success.
-//! 2. It stays shut while a finding is open, also when the cell was not measured this time, and when a
-//!    repeat of the run failed.
+//! 2. It stays shut while a finding is open, also when the cell was not measured this time, and
+//!    when a repeat of the run failed.
 
+use super::compare;
 use super::findings::{FileFlags, list};
-use super::{LimitFlags, compare};
+use super::flags::LimitFlags;
 use crate::findings::Findings;
 use crate::history::{History, machine};
 use crate::judge::comparison::{RUNS_MIN, Verdict};
@@ -28,7 +29,12 @@ pub struct Flags {
     #[arg(long, value_name = "RUN,...", value_delimiter = ',')]
     baseline: Vec<String>,
     /// Compare with at most this many earlier runs of the same suite and machine.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(1..=100)
+    )]
     runs: u32,
     #[command(flatten)]
     limits: LimitFlags,
@@ -91,8 +97,8 @@ fn conclude(
     list(findings, false, form, out)
 }
 
-/// The runs to compare with: those named, or the last complete ones before the run, of the same suite
-/// and machine.
+/// The runs to compare with: those named, or the last complete ones before the run, of the same
+/// suite and machine.
 fn baseline(history: &History, flags: &Flags, record: &Record) -> Result<Vec<Record>> {
     let names = if flags.baseline.is_empty() {
         earlier(history, flags.runs as usize, record)?

@@ -1,6 +1,6 @@
 //! `history`: lists runs, or shows one row over the runs.
 
-use super::HistoryFlags;
+use super::flags::HistoryFlags;
 use crate::history::{History, Point};
 use crate::judge::comparison::Limits;
 use crate::judge::{change_points, statistics};

@@ -2,7 +2,8 @@
 
 #![allow(clippy::format_push_string, reason = "reports are not built where speed matters")]
 
-use super::{HistoryFlags, LimitFlags, compare, gate};
+use super::flags::{HistoryFlags, LimitFlags};
+use super::{compare, gate};
 use crate::history::{History, Point, machine};
 use crate::judge::comparison::Comparison;
 use crate::judge::selection::Selection;
@@ -30,8 +31,8 @@ pub struct Flags {
     /// Runs to compare with, separated by commas, instead of the eight before it.
     #[arg(long, value_name = "RUN,...", value_delimiter = ',')]
     baseline: Vec<String>,
-    /// File of a suite, or directory of suites, whose published figures stand beside the measured ones
-    /// instead of those of the suites of this program.
+    /// File of a suite, or directory of suites, whose published figures stand beside the measured
+    /// ones instead of those of the suites of this program.
     #[arg(long, value_name = "PATH")]
     suites: Vec<PathBuf>,
     /// The column that ratios are taken to: the start of a target's name.
@@ -43,8 +44,8 @@ pub struct Flags {
     limits: LimitFlags,
 }
 
-/// Writes the report of the run `run` of the history into `directory`, with the published figures of
-/// `suites` (texts of suite files), and prints where it is to `out`.
+/// Writes the report of the run `run` of the history into `directory`, with the published figures
+/// of `suites` (texts of suite files), and prints where it is to `out`.
 ///
 /// # Errors
 ///

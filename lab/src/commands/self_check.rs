@@ -1,6 +1,7 @@
 //! `self-check`: A/B/A/A. Equal runs must not differ, and the other one is judged against them.
 
-use super::{HistoryFlags, LimitFlags, compare};
+use super::compare;
+use super::flags::{HistoryFlags, LimitFlags};
 use crate::judge::comparison::{Comparison, Verdict};
 use crate::judge::selection::Selection;
 use crate::record::Record;

@@ -18,7 +18,8 @@ fn call(history: &Path, line: &[&str]) -> Result<(bool, String), String> {
     let arguments = ["test"].into_iter().chain(line.iter().copied()).chain(["--history", history]);
     let program = Program::try_parse_from(arguments).map_err(|error| error.to_string())?;
     let mut out = Vec::new();
-    let suite = "name = \"s\"\n[[scenario]]\nname = \"x\"\npublished = [\n{ metric = \"iops\", what = \"elsewhere\", value = 77000 } ]\n";
+    let suite = "name = 's'\n[[scenario]]\nname = 'x'\n\
+                 published = [{ metric = 'iops', what = 'elsewhere', value = 77000 }]\n";
     let is_fine = program.command.run(&[suite], &mut out).map_err(|error| format!("{error:#}"))?;
     let text = String::from_utf8(out).expect("UTF-8");
     Ok((is_fine, text))

@@ -1,8 +1,8 @@
 //! Change points of a series: where its level changes for good.
 //!
-//! E-divisive means, as Apache Otava has them: of all pairs of neighbouring segments the split with the
-//! largest energy distance is the candidate; it counts when few random orders of the values within the
-//! segments so far have as large a distance; then both halves are searched.
+//! E-divisive means, as Apache Otava has them: of all pairs of neighbouring segments the split with
+//! the largest energy distance is the candidate; it counts when few random orders of the values
+//! within the segments so far have as large a distance; then both halves are searched.
 //!
 //! Source: Matteson and James, "A nonparametric approach for multiple change point analysis of
 //! multivariate data" (2014). For segments X of n and Y of m values, the distance is
@@ -74,9 +74,9 @@ pub fn find(values: &[f64], p_max: f64, seed: u64) -> Vec<ChangePoint> {
     found
 }
 
-/// Returns the change points of the positive `values` at which the level changes by at least the part
-/// `effect`: of those that [`find`] returns at 5 %, the smallest is dropped, and the levels are those
-/// of what is left, until all are as large.
+/// Returns the change points of the positive `values` at which the level changes by at least the
+/// part `effect`: of those that [`find`] returns at 5 %, the smallest is dropped, and the levels
+/// are those of what is left, until all are as large.
 pub fn notable(values: &[f64], effect: f64, seed: u64) -> Vec<Change> {
     let mut found = find(values, 0.05, seed);
     // Each round drops a change point.

@@ -1,4 +1,5 @@
-//! Judges two sides cell by cell: ratio, interval, effect size, and a verdict for all cells together.
+//! Judges two sides cell by cell: ratio, interval, effect size, and a verdict for all cells
+//! together.
 //!
 //! ```text
 //! both sides are one run, with 6 or more common repeats     pairs of repeats
@@ -13,7 +14,8 @@
 //!    [`Limits::discoveries`], its interval excludes 1, and it is at least [`Limits::effect`].
 //! 2. What is not reported comes with the smallest slowdown that would have been (four times out of
 //!    five), so "within noise" never means "unchanged".
-//! 3. How the cells are compared depends on the number of runs and repeats only, never on the values.
+//! 3. How the cells are compared depends on the number of runs and repeats only, never on the
+//!    values.
 //! 4. Repeats of one run do not tell how much runs differ. A comparison that rests on them alone
 //!    says so.
 
@@ -123,7 +125,8 @@ impl Comparison {
     }
 }
 
-/// Compares the cells that both sides have. `same_run` says that both sides are the same single run.
+/// Compares the cells that both sides have. `same_run` says that both sides are the same single
+/// run.
 pub fn compare(first: &Cells, second: &Cells, same_run: bool, limits: Limits) -> Comparison {
     let mut notes = missing(first, second);
     let mut cells = Vec::new();
@@ -138,8 +141,8 @@ pub fn compare(first: &Cells, second: &Cells, same_run: bool, limits: Limits) ->
     decide(&mut cells, &tests, limits);
     if cells.iter().any(|cell| cell.method == Method::Repeats) && !same_run {
         notes.push(format!(
-            "Fewer than {RUNS_MIN} runs a side: repeats of one run do not show how much runs differ, \
-             so some of the reported differences may be differences between runs."
+            "Fewer than {RUNS_MIN} runs a side: repeats of one run do not show how much runs \
+             differ, so some of the reported differences may be differences between runs."
         ));
     }
     cells.sort_by(|a, b| order(a).partial_cmp(&order(b)).unwrap_or(std::cmp::Ordering::Equal));

@@ -8,8 +8,8 @@
 //! Laws:
 //!
 //! 1. The simulated runs are judged by the code that judges real ones.
-//! 2. A miss is an injected slowdown that is not reported as one. A false alarm is a row without one
-//!    that is.
+//! 2. A miss is an injected slowdown that is not reported as one. A false alarm is a row without
+//!    one that is.
 //! 3. The same seed gives the same table.
 
 #![allow(clippy::format_push_string, reason = "reports are not built where speed matters")]
@@ -116,7 +116,8 @@ pub fn comparisons(noise: Noise, setup: Setup, slowdown: f64, trials: usize, see
     rates
 }
 
-/// Searches the change points of `trials` simulated histories of one cell. A change point within two runs of the injected one finds it; any other is a false alarm.
+/// Searches the change points of `trials` simulated histories of one cell. A change point within
+/// two runs of the injected one finds it; any other is a false alarm.
 pub fn histories(noise: Noise, slowdown: f64, trials: usize, seed: u64) -> Rates {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut rates = Rates::default();
@@ -147,11 +148,11 @@ pub fn histories(noise: Noise, slowdown: f64, trials: usize, seed: u64) -> Rates
 pub fn page(trials: usize, seed: u64, command: &str) -> String {
     let mut page = format!(
         "# Error rates of the lab's judge\n\nMade by `{command}`.\n\nThe runs are simulated: \
-         {trials} comparisons of {ROWS} rows for each figure, of which a slowdown hits {SLOWED}.\nThe \
-         judge is the one that judges real runs, with its defaults: false discoveries {} %, nothing\n\
-         below {} %.\n\nA *miss* is a slowed row that is not reported as slower. A *false alarm* is a \
-         row without a slowdown\nthat is; the last column is the part of the comparisons of equal runs \
-         (A/A) in which any of the {ROWS}\nrows is one.\n",
+         {trials} comparisons of {ROWS} rows for each figure, of which a slowdown hits \
+         {SLOWED}.\nThe judge is the one that judges real runs, with its defaults: false \
+         discoveries {} %, nothing\nbelow {} %.\n\nA *miss* is a slowed row that is not reported \
+         as slower. A *false alarm* is a row without a slowdown\nthat is; the last column is the part \
+         of the comparisons of equal runs (A/A) in which any of the {ROWS}\nrows is one.\n",
         percent(Limits::default().discoveries),
         percent(Limits::default().effect),
     );
@@ -245,7 +246,8 @@ impl Machine {
         }
     }
 
-    /// The logarithms of the repeats of one cell. Its values have a place of their own in each turn.
+    /// The logarithms of the repeats of one cell. Its values have a place of their own in each
+    /// turn.
     #[allow(clippy::cast_precision_loss, reason = "counts of repeats are small")]
     fn repeats(&self, count: usize, rng: &mut fastrand::Rng) -> Vec<f64> {
         let mut logs = Vec::with_capacity(count);

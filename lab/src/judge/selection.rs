@@ -8,8 +8,8 @@
 //! latest:simple_read=off           the cells with one value of a switch
 //! ```
 //!
-//! Names are `target`, `row`, `metric` or that of a switch. A target is selected by its whole name, or
-//! by the part of it before a `:` or `@`; a row by its name or by the part before a `/`.
+//! Names are `target`, `row`, `metric` or that of a switch. A target is selected by its whole name,
+//! or by the part of it before a `:` or `@`; a row by its name or by the part before a `/`.
 
 #![allow(clippy::format_push_string, reason = "reports are not built where speed matters")]
 
@@ -107,8 +107,8 @@ impl Selection {
     }
 }
 
-/// Gathers the cells of `side` from `records`, which are the runs that it names. Keys leave out what
-/// `side` or `other` selects.
+/// Gathers the cells of `side` from `records`, which are the runs that it names. Keys leave out
+/// what `side` or `other` selects.
 ///
 /// # Errors
 ///

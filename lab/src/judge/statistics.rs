@@ -4,8 +4,8 @@
 //!
 //! 1. Values are compared on the logarithmic scale: a slowdown is a ratio, and the noise of
 //!    throughput and latency is closer to lognormal than to normal.
-//! 2. From [`TRIM_MIN`] values on, a fifth of the values is trimmed from each end, so one outlier in
-//!    five cannot decide. The test is Yuen's: Welch's t-test on trimmed means.
+//! 2. From [`TRIM_MIN`] values on, a fifth of the values is trimmed from each end, so one outlier
+//!    in five cannot decide. The test is Yuen's: Welch's t-test on trimmed means.
 //! 3. Nothing is estimated from fewer than [`REPEATS_MIN`] values.
 //! 4. The same input gives the same output: random numbers come from a seed.
 //!
@@ -123,8 +123,8 @@ pub fn visible(error: f64, freedom: f64, alpha: f64) -> f64 {
     (quantile(1.0 - alpha / 2.0, freedom) + quantile(0.8, freedom)) * error
 }
 
-/// Returns Cliff's delta: how much more often a value of `second` is larger than one of `first` than
-/// smaller, in `-1.0..=1.0`.
+/// Returns Cliff's delta: how much more often a value of `second` is larger than one of `first`
+/// than smaller, in `-1.0..=1.0`.
 #[allow(clippy::cast_precision_loss, reason = "counts of repeats are small")]
 pub fn dominance(first: &[f64], second: &[f64]) -> f64 {
     let mut sum = 0_i64;

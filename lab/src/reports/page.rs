@@ -9,7 +9,8 @@
 //!
 //! Laws:
 //!
-//! 1. The file loads nothing: styles, scripts and data are inside, and its own policy forbids the rest.
+//! 1. The file loads nothing: styles, scripts and data are inside, and its own policy forbids the
+//!    rest.
 //! 2. Whatever comes from a record is escaped.
 //! 3. A chart shows nothing that is not in a table, too, and the tables need no script.
 
@@ -72,8 +73,8 @@ pub fn page(contents: &Contents<'_>) -> Result<String, serde_json::Error> {
 
 const TEMPLATE: &str = include_str!("../../assets/report.html");
 
-/// Escapes a text for HTML, also inside attributes. An at sign is escaped, too: the template's marks
-/// have two.
+/// Escapes a text for HTML, also inside attributes. An at sign is escaped, too: the template's
+/// marks have two.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -46,8 +46,8 @@ impl Charts {
     }
 }
 
-/// The metric by the number of its variants, such as the number of jobs; `None` where the variants are
-/// not numbers of one thing.
+/// The metric by the number of its variants, such as the number of jobs; `None` where the variants
+/// are not numbers of one thing.
 #[allow(clippy::cast_precision_loss, reason = "places on an axis are few")]
 pub fn scaling(metric: &Metric<'_>) -> Option<Chart> {
     let numbers: Vec<(&str, f64)> =
@@ -74,8 +74,8 @@ pub fn scaling(metric: &Metric<'_>) -> Option<Chart> {
     })
 }
 
-/// The metric over time, a chart for each variant that has a series. Each target has the line of its
-/// median repeat.
+/// The metric over time, a chart for each variant that has a series. Each target has the line of
+/// its median repeat.
 pub fn over_time(metric: &Metric<'_>) -> Vec<Chart> {
     let mut charts = Vec::new();
     for line in &metric.lines {

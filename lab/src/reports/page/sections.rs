@@ -148,8 +148,8 @@ pub(super) fn history(html: &mut String, points: &[Point], charts: &mut Charts) 
     let changed = found.iter().filter(|chart| !chart.marks.is_empty()).count();
     if !found.is_empty() {
         html.push_str(&format!(
-            "<p>{changed} of {} cells have a change point, drawn as a vertical line at the first run \
-             of the new level.</p>\n",
+            "<p>{changed} of {} cells have a change point, drawn as a vertical line at the first \
+             run of the new level.</p>\n",
             found.len()
         ));
     }
@@ -198,7 +198,8 @@ pub(super) fn environment(html: &mut String, record: &Record) {
         lines.push((name, version.clone()));
     }
     html.push_str(
-        "<section aria-labelledby=\"environment\"><h2 id=\"environment\">Environment and commands</h2>\n",
+        "<section aria-labelledby=\"environment\">\
+         <h2 id=\"environment\">Environment and commands</h2>\n",
     );
     open_table(html, "Environment", &["what", "value"]);
     for (name, value) in lines.iter().filter(|(_, value)| !value.trim().is_empty()) {
@@ -392,7 +393,8 @@ fn figure(html: &mut String, chart: &Chart) {
 fn open_table(html: &mut String, name: &str, head: &[&str]) {
     let name = escaped(name);
     html.push_str(&format!(
-        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{name}\"><table>\n<thead><tr>"
+        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{name}\">\
+         <table>\n<thead><tr>"
     ));
     for column in head {
         html.push_str(&format!("<th scope=\"col\">{}</th>", broken(column)));
