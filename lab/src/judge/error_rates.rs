@@ -151,8 +151,8 @@ pub fn page(trials: usize, seed: u64, command: &str) -> String {
          {trials} comparisons of {ROWS} rows for each figure, of which a slowdown hits \
          {SLOWED}.\nThe judge is the one that judges real runs, with its defaults: false \
          discoveries {} %, nothing\nbelow {} %.\n\nA *miss* is a slowed row that is not reported \
-         as slower. A *false alarm* is a row without a slowdown\nthat is; the last column is the part \
-         of the comparisons of equal runs (A/A) in which any of the {ROWS}\nrows is one.\n",
+         as slower. A *false alarm* is a row without a slowdown\nthat is; the last column is the \
+         part of the comparisons of equal runs (A/A) in which any of the {ROWS}\nrows is one.\n",
         percent(Limits::default().discoveries),
         percent(Limits::default().effect),
     );
