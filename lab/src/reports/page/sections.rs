@@ -405,6 +405,7 @@ fn open_table(html: &mut String, name: &str, head: &[&str]) {
 /// A text that may be broken behind the marks inside a target's name.
 fn broken(text: &str) -> String {
     let escaped = escaped(text).replace(':', ":<wbr>").replace('/', "/<wbr>");
+    let escaped = escaped.replace(":<wbr> ", ": ");
     escaped.replace("&#64;", "<wbr>&#64;")
 }
 
