@@ -3,7 +3,7 @@
 //! ```text
 //! scenario  what is measured: suites as TOML files      target   what it is measured on
 //! drivers   what produces the load: fio, metadata       run      plan, order, repeats, record
-//! record    one file of JSON Lines for each run
+//! record    one file of JSON Lines for each run, which the commands of the library judge
 //! ```
 //!
 //! Errors are printed as `butternut-lab: WHAT: WHY (WHAT TO DO)`.
@@ -51,6 +51,8 @@ enum Command {
         #[arg(long)]
         rows: bool,
     },
+    #[command(flatten)]
+    Judge(butternut_lab::commands::Command),
     /// Internal: the process of the metadata driver
     #[command(hide = true)]
     DriveMetadata(drivers::metadata::Args),
@@ -69,6 +71,11 @@ fn main() -> ExitCode {
         Command::Run(args) => interrupt::install().and_then(|()| run::run(args)),
         Command::List => list(),
         Command::Show { suite, rows } => show(suite, *rows),
+        Command::Judge(command) => {
+            let suites: Vec<&str> =
+                scenario::suites::names().filter_map(scenario::suites::text).collect();
+            command.run(&suites, &mut std::io::stdout().lock())
+        }
         Command::DriveMetadata(args) => drivers::metadata::drive(args).map(|()| true),
     };
     match done {
