@@ -149,6 +149,16 @@ impl Quota {
         charges.any(|(tree, charge)| charge.has_dropped && self.is_in(*tree, &limiting))
     }
 
+    /// Returns the subvolumes with charges of those that a group with a limit on `tree` includes.
+    pub(crate) fn charged_beside(&self, tree: TreeId) -> Vec<TreeId> {
+        let limiting = self.limiting(tree);
+        let held = self.charges.trees.iter().filter(|(_, charge)| charge.held > 0);
+        let mut beside: Vec<TreeId> =
+            held.map(|(tree, _)| *tree).filter(|tree| self.is_in(*tree, &limiting)).collect();
+        beside.sort_unstable();
+        beside
+    }
+
     /// Returns what a group will use more than at the last commit (law 2).
     fn pending_bytes(&self, group: QgroupId, growth: &Growth) -> i128 {
         let charged = self.charges.trees.iter().map(|(tree, charge)| {
