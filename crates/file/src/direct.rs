@@ -175,7 +175,7 @@ impl FileState {
             };
             let taken = allocation.take(bytes, wait);
             let Ok(Some(space)) = taken else {
-                forest.release_data_charge(self.tree_id(), bytes);
+                forest.release_quota_charge(self.tree_id(), bytes);
                 return taken.map(|_| None);
             };
             (write.logical, write.group) = (space.start(), allocation.group);
@@ -369,7 +369,7 @@ impl DirectWrite {
         if self.target == Target::New {
             let space = DiskRange::new(self.logical, self.bytes).expect("it was allocated");
             source.forest().release_data(space).ok();
-            source.forest().release_data_charge(self.tree, self.bytes);
+            source.forest().release_quota_charge(self.tree, self.bytes);
         }
     }
 }

@@ -200,7 +200,9 @@ impl FileState {
         self.gave_up_compression &= flags_of_compression
             .iter()
             .all(|flag| flags.contains(*flag) == self.flags.contains(*flag));
+        let was_charged = self.is_metadata_charged();
         self.flags = flags;
+        self.move_charge(was_charged);
         self.shared.set_has_checksums(!flags.contains(InodeFlags::NODATASUM));
     }
 
@@ -269,7 +271,7 @@ impl FileState {
         let charged = forest.charge_data(tree, bytes_min, bytes_max)?;
         let found = forest.allocate_data(bytes_min, charged, self.cluster(), wait);
         let bytes = found.as_ref().map_or(0, |range| range.bytes());
-        forest.release_data_charge(tree, charged.saturating_sub(bytes));
+        forest.release_quota_charge(tree, charged.saturating_sub(bytes));
         Ok(found?)
     }
 
@@ -278,7 +280,7 @@ impl FileState {
         for range in ranges {
             // It fails only on a volume that is open read-only.
             self.source.forest().release_data(range).ok();
-            self.source.forest().release_data_charge(self.tree_id(), range.bytes());
+            self.source.forest().release_quota_charge(self.tree_id(), range.bytes());
         }
     }
 
@@ -310,6 +312,7 @@ impl Drop for FileState {
         if self.has_ended || self.is_clean() {
             self.drain();
             self.release_unused_data();
+            self.drop_metadata();
         } else {
             self.discard();
         }

@@ -373,7 +373,7 @@ impl WritebackRun<'_> {
             // It fails only on a volume that is open read-only.
             if let Some(space) = new_space {
                 source.forest().release_data(space).ok();
-                source.forest().release_data_charge(self.run_file.tree, space.bytes());
+                source.forest().release_quota_charge(self.run_file.tree, space.bytes());
             }
             shared.bump_data_version();
             if self.target.logical().is_some() {

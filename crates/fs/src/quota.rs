@@ -5,6 +5,8 @@
 //! usage is marked as inconsistent, and the call fails with [`TreeError::QuotaUsage`]. The
 //! accounting is in `tree`.
 
+mod room;
+
 use crate::{Error, Filesystem, Result};
 use butternut_format::quota::QgroupId;
 use butternut_tree::{AtCommit, QgroupLimits, Quotas, ReservationLevel, TreeError};

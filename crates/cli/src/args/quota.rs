@@ -29,7 +29,8 @@ const LIMIT_HELP: &str = "\
 A write that would exceed a limit fails with EDQUOT, before it changes anything. Deletions succeed,
 and what they free can be used at once; space of deleted subvolumes, when it is freed
 (`subvolume sync`). A limit may be below what is in use already. A change of names or attributes
-needs room for all blocks that it may add, about 150 KiB, also where it adds none.
+needs room for the blocks that it may add, also where it adds none: a new file, 64 KiB with blocks
+of 16 KiB. The data of small files, which is in the metadata, counts when it is written.
 
 A limit of a group of a higher level is one for all that it includes together. A snapshot gets the
 limits of its source, and is in no group of a higher level until it is assigned to one.

@@ -9,6 +9,9 @@
 //!    operation can take that space in between. The part of prepared edges, which become dirty
 //!    after the edit of the trees, stays reserved.
 //! 3. An operation that fails leaves no reservation with a file that is clean.
+//! 4. The bytes of a reservation are charged to the quota of the subvolume, so that what merges add
+//!    to its tree, the data of inline files too, was below its limits when it was accepted. Files
+//!    with nodatacow are the exception: a write in place is accepted at a limit.
 //!
 //! The estimate assumes minimally filled leaves, in the file's tree and in the extent tree. It is
 //! not a bound for every single item; the global reserve covers the difference.
@@ -16,6 +19,7 @@
 use crate::error::FileError;
 use crate::state::FileState;
 use crate::state::inline::INLINE_BYTES_MAX;
+use butternut_format::inode::InodeFlags;
 use butternut_format::units::{SECTOR_BYTES, length};
 use butternut_space::Reservation;
 use butternut_sys::lock::MutexGuard;
@@ -44,13 +48,12 @@ impl FileState {
         let (blocks, extents) = (blocks + blocks_in_flight, extents + extents_in_flight);
         let wanted = self.metadata_bytes(extents, blocks, size);
         let Some(step) = self.metadata_shortfall(wanted) else { return Ok(()) };
-        let forest = self.source.forest().clone();
-        let more = match forest.reserve_metadata(step, wait) {
+        let more = match self.reserve_charged(step, wait) {
             Err(_) if wait == Wait::Block && !self.is_clean() => {
                 // Merged extents need no reservation any more.
                 self.drain();
                 self.merge(&mut |_| {})?;
-                forest.reserve_metadata(self.metadata_bytes(extents, blocks, size), wait)?
+                self.reserve_charged(self.metadata_bytes(extents, blocks, size), wait)?
             }
             decided => decided?,
         };
@@ -65,7 +68,7 @@ impl FileState {
         let (blocks, extents) = self.shared.in_flight().writes_in_flight();
         let wanted = self.metadata_bytes(extents, blocks, u64::MAX);
         let Some(step) = self.metadata_shortfall(wanted) else { return Ok(true) };
-        let more = match self.source.forest().reserve_metadata(step, wait) {
+        let more = match self.reserve_charged(step, wait) {
             Ok(more) => more,
             Err(TreeError::WouldBlock) => return Err(FileError::WouldBlock),
             Err(_) => return Ok(false),
@@ -80,7 +83,7 @@ impl FileState {
     pub(crate) fn reserve_metadata_for_runs(&self, extents: u64, blocks: u64, size: u64) -> bool {
         let wanted = self.metadata_bytes(extents, blocks, size);
         let Some(step) = self.metadata_shortfall(wanted) else { return true };
-        let more = self.source.forest().reserve_metadata(step, Wait::Block);
+        let more = self.reserve_charged(step, Wait::Block);
         let Ok(more) = more else { return false };
         self.add_metadata(more);
         true
@@ -94,9 +97,53 @@ impl FileState {
     /// Returns what the reservation has grown by since it had `bytes` bytes. The caller holds the
     /// inode lock exclusively, so no direct write has begun meanwhile.
     pub(crate) fn shrink_metadata(&self, bytes: u64) {
-        if let Some(reservation) = &mut *self.metadata_reservation() {
-            reservation.spend(reservation.bytes().saturating_sub(bytes));
+        let mut metadata_reservation = self.metadata_reservation();
+        let Some(reservation) = &mut *metadata_reservation else { return };
+        let unused = reservation.bytes().saturating_sub(bytes);
+        reservation.spend(unused);
+        drop(metadata_reservation);
+        self.release_charge(unused);
+    }
+
+    /// Reserves `bytes` bytes, and charges them (law 4).
+    fn reserve_charged(&self, bytes: u64, wait: Wait) -> Result<Reservation, TreeError> {
+        let forest = self.source.forest();
+        if self.is_metadata_charged() {
+            forest.charge_metadata(self.tree_id(), bytes)?;
         }
+        let reserved = forest.reserve_metadata(bytes, wait);
+        if reserved.is_err() {
+            self.release_charge(bytes);
+        }
+        reserved
+    }
+
+    /// Whether the reservation is charged (law 4).
+    pub(crate) fn is_metadata_charged(&self) -> bool {
+        !self.flags.contains(InodeFlags::NODATACOW)
+    }
+
+    /// Charges the reservation, or ends its charge, after the flags have changed.
+    pub(crate) fn move_charge(&mut self, was_charged: bool) {
+        let (forest, tree, bytes) =
+            (self.source.forest(), self.tree_id(), self.metadata_bytes_reserved());
+        if was_charged && !self.is_metadata_charged() {
+            forest.release_quota_charge(tree, bytes);
+        } else if !was_charged
+            && self.is_metadata_charged()
+            && forest.charge_metadata(tree, bytes).is_err()
+        {
+            // The flag changes while the file is empty, so the next write reserves again.
+            let uncharged = self.metadata_reservation().take();
+            drop(uncharged);
+        }
+    }
+
+    fn release_charge(&self, bytes: u64) {
+        if !self.is_metadata_charged() {
+            return;
+        }
+        self.source.forest().release_quota_charge(self.tree_id(), bytes);
     }
 
     /// How many bytes the reservation is to grow by, if it is less than `wanted`.
@@ -118,11 +165,16 @@ impl FileState {
         let mut metadata_reservation = self.metadata_reservation();
         let (blocks, extents) = self.shared.in_flight().writes_in_flight();
         if extents == 0 && self.prepared_edges == 0 && self.shared.overlay().is_empty() {
-            *metadata_reservation = None;
-        } else if let Some(metadata_reservation) = &mut *metadata_reservation {
-            let wanted = self.metadata_bytes(extents, blocks, self.size());
-            metadata_reservation.spend(metadata_reservation.bytes().saturating_sub(wanted));
+            drop(metadata_reservation);
+            self.drop_metadata();
+            return;
         }
+        let Some(reservation) = &mut *metadata_reservation else { return };
+        let wanted = self.metadata_bytes(extents, blocks, self.size());
+        let unused = reservation.bytes().saturating_sub(wanted);
+        reservation.spend(unused);
+        drop(metadata_reservation);
+        self.release_charge(unused);
     }
 
     /// Ends an operation on the file (law 3).
@@ -139,7 +191,10 @@ impl FileState {
 
     /// Returns the whole reservation.
     pub(crate) fn drop_metadata(&self) {
-        *self.metadata_reservation() = None;
+        let whole = self.metadata_reservation().take();
+        if let Some(whole) = whole {
+            self.release_charge(whole.bytes());
+        }
     }
 
     /// After a panic: the reservation changes in a single call, and a panic in that call leaves a

@@ -75,7 +75,7 @@ impl Filesystem {
         self.write_back_files(write_state, id, InodeEntry::is_pinned)
     }
 
-    fn write_back_files(
+    pub(crate) fn write_back_files(
         &self,
         write_state: &WriteState,
         id: u64,

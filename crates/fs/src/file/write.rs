@@ -200,16 +200,14 @@ impl File {
 
     /// Runs `run`. If it finds no space, writes all files back, commits and runs it once more:
     /// space that direct writes have replaced is freed only by a commit. If it reaches a limit,
-    /// writes the files of the subvolume back, which may have reserved more than they need, and
-    /// commits if data was deleted.
+    /// writes back what is charged below it, and commits if data was deleted.
     pub(crate) fn with_space<R>(&self, run: impl Fn() -> Result<R>) -> Result<R> {
         let mut result = run();
         if result.as_ref().is_err_and(Error::is_quota_exceeded) {
             let pin = self.pin()?;
             let filesystem = pin.filesystem();
             let write_state = filesystem.write_state()?;
-            let since = self.view().error_position();
-            drop(filesystem.write_back_subvolume(write_state, self.id().subvolume, &since));
+            filesystem.write_back_charged(write_state, self.id().subvolume);
             filesystem.shared.source.release_space();
             result = run();
             let tree = TreeId(self.id().subvolume);

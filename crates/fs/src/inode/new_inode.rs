@@ -165,6 +165,10 @@ impl Filesystem {
     /// Creates a file without a name and pins it: it is deleted with its last pin, unless it is
     /// given a name. It inherits from the directory `dir`.
     pub(crate) fn make_unnamed(&self, dir: FileId, new: &NewInode) -> Result<Arc<InodeEntry>> {
+        self.with_quota_room(dir.subvolume, || self.make_unnamed_once(dir, new))
+    }
+
+    fn make_unnamed_once(&self, dir: FileId, new: &NewInode) -> Result<Arc<InodeEntry>> {
         let writing = self.begin()?;
         let write_state = &*writing;
         let subvolume = self.writable_subvolume(write_state, dir)?;

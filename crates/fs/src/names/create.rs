@@ -83,6 +83,16 @@ impl Filesystem {
         spec: &InodeSpec<'_>,
     ) -> Result<FileId> {
         let _timed = self.timed(Operation::Create);
+        self.with_quota_room(dir.subvolume, || self.make_once(dir, name, new, spec))
+    }
+
+    fn make_once(
+        &self,
+        dir: FileId,
+        name: &[u8],
+        new: &NewInode,
+        spec: &InodeSpec<'_>,
+    ) -> Result<FileId> {
         let writing = self.begin()?;
         let write_state = &*writing;
         check_name(name)?;

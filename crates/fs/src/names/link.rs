@@ -24,6 +24,10 @@ impl Filesystem {
     /// more than 65,535 names; [`Error::NotFound`] for an inode that has lost all its names.
     pub fn link(&self, id: FileId, dir: FileId, name: &[u8]) -> Result<()> {
         let _timed = self.timed(Operation::Link);
+        self.with_quota_room(dir.subvolume, || self.link_once(id, dir, name))
+    }
+
+    fn link_once(&self, id: FileId, dir: FileId, name: &[u8]) -> Result<()> {
         let writing = self.begin()?;
         let write_state = &*writing;
         check_name(name)?;

@@ -103,7 +103,8 @@ impl Filesystem {
         flags: RenameFlags,
     ) -> Result<()> {
         let _timed = self.timed(Operation::Rename);
-        match self.rename_inode(from, to, flags) {
+        let renamed = self.with_quota_room(to.0.subvolume, || self.rename_inode(from, to, flags));
+        match renamed {
             Err(Error::CrossesSubvolumes | Error::Unsupported { .. })
                 if !flags.exchange
                     && flags.whiteout.is_none()

@@ -44,7 +44,9 @@ impl Filesystem {
     /// not fit into an item, `EINVAL` for an invalid value; [`Error::ReadOnly`];
     /// [`Error::NotPermitted`] for an inode that is immutable or append-only.
     pub fn set_xattr(&self, id: FileId, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
-        self.change_xattr(id, name, how, |inode| plan_set(inode, name, value))
+        self.with_quota_room(id.subvolume, || {
+            self.change_xattr(id, name, how, |inode| plan_set(inode, name, value))
+        })
     }
 
     /// Removes an extended attribute.

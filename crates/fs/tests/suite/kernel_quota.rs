@@ -369,6 +369,49 @@ fn a_write_over_a_limit_is_refused_before_it_changes_anything() {
     judge(&image, "at the limit of a group");
 }
 
+/// A subvolume with a limit of 1 MiB.
+const SMALL: &str = "
+btrfs -q subvolume create one; btrfs quota enable .; btrfs quota rescan -w . > /dev/null
+btrfs qgroup limit 1M one
+";
+
+/// The same small files, until the first one is refused: the kernel's usage, and this one's.
+#[test]
+fn small_files_exceed_a_limit_by_no_more_than_with_the_kernel() {
+    const LIMIT: u64 = 1 << 20;
+    if !kernel_is_here() {
+        return;
+    }
+    let fill_by_kernel = "count=0
+        while [ $count -lt 5000 ] && { printf '%1500d' 7 > one/small$count; } 2> /dev/null
+        do count=$((count + 1)); done
+        echo $count > count; sync";
+    let image = KernelImage::make(1, &[], "", &format!("{SMALL}{fill_by_kernel}"));
+    let filesystem = open(&image);
+    let (by_kernel, _) = referenced(&filesystem, subvolume(&filesystem, "one"));
+    let mut count = String::new();
+    let file = filesystem.open_path(b"count").unwrap();
+    let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
+    file.read_exact_at(0, &mut bytes).unwrap();
+    count.push_str(std::str::from_utf8(&bytes).unwrap().trim());
+    drop(file);
+    filesystem.close().unwrap();
+    let count: u64 = count.parse().unwrap();
+    drop(image);
+
+    let image = KernelImage::make(1, &[], "", SMALL);
+    let filesystem = open(&image);
+    let written = fill(&filesystem, "one", "small", 1500);
+    filesystem.sync().unwrap();
+    let (used, _) = referenced(&filesystem, subvolume(&filesystem, "one"));
+    let seen = format!("{count} files, {by_kernel} bytes; here {written} files, {used} bytes");
+    assert!(used <= by_kernel.max(LIMIT), "{seen}");
+    // The kernel fills leaves better when keys ascend.
+    assert!(written * 2 >= count, "{seen}");
+    filesystem.close().unwrap();
+    judge(&image, "small files at a limit");
+}
+
 #[test]
 fn quotas_are_enabled_and_disabled_here() {
     if !kernel_is_here() {

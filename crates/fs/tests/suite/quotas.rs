@@ -455,3 +455,64 @@ fn a_rescan_reads_no_more_items_for_extents_with_crafted_lengths() {
     // It may be refused, and it ends: not after 40,000^2 / 2 steps inside one commit.
     drop(fs.rescan_quotas());
 }
+
+/// The data of small files is in the tree after the next merge: it is charged when it is accepted.
+/// What it was charged too much makes room for further files.
+#[test]
+fn small_files_stay_below_a_limit_and_use_most_of_it() {
+    const LIMIT: u64 = 1 << 20;
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let limits = QgroupLimits { referenced: Some(LIMIT), exclusive: None };
+    fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+    let mut written = 0;
+    let refused = loop {
+        let path = format!("sub/file{written}");
+        let file = fs.create_path(path.as_bytes(), &new(0o644));
+        match file.and_then(|file| file.write_all_at(0, &[7; 1500])) {
+            Ok(()) => written += 1,
+            Err(error) => break error,
+        }
+        assert!(written < 2000, "no limit");
+    };
+    assert_eq!(refused.errno(), 122, "{refused}");
+    fs.sync().unwrap();
+    let quotas = fs.quotas().unwrap().unwrap();
+    let group = quotas.groups.iter().find(|group| group.id.0 == sub).unwrap();
+    let used = group.usage.referenced;
+    assert!((LIMIT - (160 << 10)..=LIMIT).contains(&used), "{used} bytes of {written} files");
+    for number in 0..written {
+        let path = format!("sub/file{number}");
+        let file = fs.open_path(path.as_bytes()).unwrap();
+        let mut bytes = [0; 1500];
+        file.read_exact_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 1500], "{path}");
+    }
+    drop(volume.reopen(fs));
+}
+
+/// A change of names needs room for the blocks that it may add, and no more.
+#[test]
+fn a_file_is_created_with_little_room_below_a_limit() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let used = 16 << 10;
+    let limit = |bytes: u64| {
+        let limits = QgroupLimits { referenced: Some(bytes), exclusive: None };
+        fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+    };
+    limit(used + (72 << 10));
+    let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
+    file.write_all_at(0, &[7; 1500]).unwrap();
+    let id = fs.resolve(b"sub/file", Follow::Last).unwrap();
+    fs.link(id, FileId::root_of(sub), b"other").unwrap();
+    limit(used + (8 << 10));
+    let refused = fs.create_path(b"sub/second", &new(0o644)).unwrap_err();
+    assert_eq!(refused.errno(), 122, "{refused}");
+    drop(file);
+    drop(volume.reopen(fs));
+}

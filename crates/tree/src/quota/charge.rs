@@ -10,6 +10,9 @@ use crate::transaction::running::Running;
 use butternut_format::units::TreeId;
 use std::sync::Arc;
 
+/// The number of changed items of one operation that add a block to its subvolume.
+const ITEMS_PER_BLOCK: u32 = 3;
+
 impl Running {
     /// Charges space to a subvolume (law 1). Returns the bytes: at least `least`, at most `most`.
     pub(crate) fn charge(&self, tree: TreeId, least: u64, most: u64) -> Result<u64, TreeError> {
@@ -105,7 +108,7 @@ impl Drop for QuotaHold {
 
 impl Forest {
     /// Charges `bytes_min` to `bytes_max` bytes of data to a subvolume before they are allocated,
-    /// and returns how many. [`Self::release_data_charge`] ends what is not used of it;
+    /// and returns how many. [`Self::release_quota_charge`] ends what is not used of it;
     /// [`Handle::add_data_extent`](crate::Handle::add_data_extent) makes it part of the usage.
     ///
     /// # Errors
@@ -128,15 +131,33 @@ impl Forest {
             })
     }
 
-    /// Ends the charge of data for which no extent was added.
-    pub fn release_data_charge(&self, tree: TreeId, bytes: u64) {
+    /// Returns the subvolumes with charges for what is not in the trees, of those that share a
+    /// limit with `tree`.
+    pub fn charged_below_limits(&self, tree: TreeId) -> Vec<TreeId> {
+        let Ok(running) = self.running() else { return Vec::new() };
+        running.quota().as_ref().map_or_else(Vec::new, |quota| quota.charged_beside(tree))
+    }
+
+    /// Charges the bytes by which merges of a file will grow the tree of a subvolume.
+    /// [`Self::release_quota_charge`] ends the charge.
+    ///
+    /// # Errors
+    /// [`TreeError::QuotaExceeded`]; the volume was opened for reading.
+    pub fn charge_metadata(&self, tree: TreeId, bytes: u64) -> Result<(), TreeError> {
+        self.running()?.charge(tree, bytes, bytes).map(drop)
+    }
+
+    /// Ends the charge of data for which no extent was added, or of metadata.
+    pub fn release_quota_charge(&self, tree: TreeId, bytes: u64) {
         if let Ok(running) = self.running() {
             running.release_charge(tree, bytes);
         }
     }
 
     /// Charges the blocks that changing `items` items may add to a subvolume, as long as the result
-    /// exists: longer than the handle of the change. Returns `None` if quotas are off.
+    /// exists: longer than the handle of the change. Of three items that one operation changes, at
+    /// least two have a neighbour in the same leaf or are changed in place, so they add one block.
+    /// Returns `None` if quotas are off.
     ///
     /// # Errors
     /// [`TreeError::QuotaExceeded`]; the volume was opened for reading.
@@ -149,7 +170,8 @@ impl Forest {
         if !running.has_quotas() {
             return Ok(None);
         }
-        let bytes = u64::from(running.params.node_bytes).saturating_mul(items.into());
+        let blocks = items.div_ceil(ITEMS_PER_BLOCK);
+        let bytes = u64::from(running.params.node_bytes).saturating_mul(blocks.into());
         let bytes = running.charge(tree, bytes, bytes)?;
         Ok(Some(QuotaHold { forest: Arc::clone(self), tree, bytes }))
     }

@@ -148,6 +148,16 @@ impl Quota {
         charges.any(|(tree, charge)| charge.has_dropped && self.is_in(*tree, &limiting))
     }
 
+    /// Returns the subvolumes with charges of those that a group with a limit on `tree` includes.
+    pub(crate) fn charged_beside(&self, tree: TreeId) -> Vec<TreeId> {
+        let limiting = self.limiting(tree);
+        let held = self.charges.trees.iter().filter(|(_, charge)| charge.held > 0);
+        let mut beside: Vec<TreeId> =
+            held.map(|(tree, _)| *tree).filter(|tree| self.is_in(*tree, &limiting)).collect();
+        beside.sort_unstable();
+        beside
+    }
+
     /// Returns what some groups will use more than at the last commit (law 2). The groups above
     /// each subvolume are visited once: a crafted volume may have very many.
     fn pending_bytes(
