@@ -17,7 +17,8 @@
 //! 4. A thread that waits in a notification cannot be killed, and keeps the descriptors of the
 //!    process open. So the end of the process does not end the connection, and the requests that
 //!    the thread waits for are never answered. A process that ends before its mount aborts the
-//!    connection ([`abort`]).
+//!    connection ([`abort`]). One that waits for a lock of a directory cannot even be ended so:
+//!    it has no part of the filesystem, which is closed meanwhile (`door::name_invalidations`).
 
 pub(crate) mod abort;
 pub(crate) mod mount_xattrs;

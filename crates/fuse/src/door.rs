@@ -21,6 +21,8 @@
 //! | `ioctl_subvolume` | IOCTL: subvolumes and snapshots |
 //! | `unsent` | data that the kernel has cached and not sent |
 //! | `deferred` | replies that wait for the kernel's writeback, or take long |
+//! | `name_invalidations` | names that the kernel forgets |
+//! | `user_calls` | how many deferred calls of users run at a time |
 //! | `access` | whether a caller may access a file, where the kernel has not checked it |
 //! | `caller` | groups and capabilities of a caller |
 //! | `checked_caller` | which mounts the caller of a change sees, and its descriptors |
@@ -40,11 +42,13 @@ mod ioctl_subvolume;
 mod ioctl_volume;
 mod lane;
 mod listing;
+mod name_invalidations;
 mod names;
 pub(crate) mod negotiation;
 mod open;
 mod seek;
 mod unsent;
+mod user_calls;
 mod write;
 mod xattrs;
 
@@ -122,6 +126,8 @@ pub(crate) struct Door {
     /// The kernel sends the long form of SETXATTR.
     has_long_setxattr: AtomicBool,
     deferred: Mutex<Vec<JoinHandle<()>>, rank::DeferredThreads>,
+    user_calls: user_calls::UserCalls,
+    name_invalidations: name_invalidations::NameInvalidations,
     interrupts: interrupts::Interrupts,
     /// An ioctl has shut the volume down: nothing is written any more.
     is_shut_down: Arc<AtomicBool>,
@@ -160,6 +166,8 @@ impl Door {
             forgetting_names: Arc::default(),
             has_long_setxattr: AtomicBool::new(false),
             deferred: Mutex::default(),
+            user_calls: user_calls::UserCalls::default(),
+            name_invalidations: name_invalidations::NameInvalidations::default(),
             interrupts: interrupts::Interrupts::default(),
             is_shut_down: Arc::default(),
         }
@@ -296,10 +304,20 @@ impl Door {
 
     /// Waits for deferred replies, closes all open files and closes the filesystem.
     pub(crate) fn close(self) -> butternut::Result<()> {
-        let Self { filesystem, nodes, handles, open_cache, deferred, interrupts, .. } = self;
-        // A deferred reply may wait for a file to be closed, which is closed below.
-        interrupts.end();
-        Self::join_deferred(deferred.into_inner());
+        let Self { filesystem, nodes, handles, open_cache, deferred, .. } = self;
+        // A deferred reply may wait for a file to be closed, which is closed below, or for a lock
+        // of the kernel, which a program may hold for any time.
+        self.interrupts.end();
+        self.name_invalidations.end();
+        for call in self.user_calls.end() {
+            call(Err(Errno::EIO));
+        }
+        let deferred = deferred.into_inner();
+        if deferred.iter().any(|thread| !thread.is_finished()) {
+            // What was written is not to wait for them. The close returns the errors.
+            filesystem.sync_and_keep_errors().unwrap_or_default();
+        }
+        Self::join_deferred(deferred);
         drop((nodes, handles, open_cache));
         filesystem.close()
     }

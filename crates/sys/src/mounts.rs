@@ -18,7 +18,9 @@
 //!    maximum length. A path that no system call would take is replaced by [`LONG_PATH`], and hides
 //!    neither the rest of its line nor another mount.
 //! 8. A user can fill the tables of mount namespaces of its own with as many and as long lines as
-//!    it likes. Of the table of another process, a limited number of bytes is read.
+//!    it likes. Of the table of another process, a limited number of bytes is read. A thread that
+//!    looks at the table of the caller of a request keeps one line of it at a time
+//!    ([`for_each_of_device`]): many callers may send requests at the same time.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -130,14 +132,27 @@ pub fn read_of(process: u32) -> io::Result<Vec<Mount>> {
     read_lines(&mut Table::of(process, OTHER_BYTES_MAX)?, None)
 }
 
-/// Returns the mounts of one device number that another process sees. Keeps no other lines, so it
-/// needs little memory in a namespace with many mounts.
+/// Calls `each` with every mount of one device number that another process sees. Keeps one line at a
+/// time, so it needs little memory in a namespace with many mounts (law 8).
 ///
 /// # Errors
-/// `/proc` cannot be read, or the table of another namespace has more than 64 MiB, or the lines of
-/// the device have more than 32 MiB.
-pub fn read_of_device(process: u32, device: (u32, u32)) -> io::Result<Vec<Mount>> {
-    read_lines(&mut Table::of(process, OTHER_BYTES_MAX)?, Some(device))
+/// `/proc` cannot be read, or the table of another namespace has more than 64 MiB. `each` may have
+/// been called before.
+pub fn for_each_of_device(
+    process: u32,
+    device: (u32, u32),
+    each: impl FnMut(&Mount),
+) -> io::Result<()> {
+    for_each_line(&mut Table::of(process, OTHER_BYTES_MAX)?, device, each)
+}
+
+/// Calls `each` with every mount of one device number that this process sees, and keeps one line at
+/// a time.
+///
+/// # Errors
+/// `/proc` cannot be read. `each` may have been called before.
+pub fn for_each_own_of_device(device: (u32, u32), each: impl FnMut(&Mount)) -> io::Result<()> {
+    for_each_line(&mut Table::own()?, device, each)
 }
 
 /// Returns the mounts of one device number that this process sees. The table may have any number of
@@ -180,24 +195,50 @@ impl<R: Read> Read for Table<R> {
     }
 }
 
-/// Parses the lines of one device number, which is the third field, or all lines.
+/// Parses the lines of one device number, or all lines.
 fn read_lines(table: &mut impl Read, device: Option<(u32, u32)>) -> io::Result<Vec<Mount>> {
-    let number = device.map(|(major, minor)| format!("{major}:{minor}"));
     let bytes_max = if device.is_some() { DEVICE_BYTES_MAX } else { TABLE_BYTES_MAX };
-    let mut table = BufReader::with_capacity(READ_BYTES, table);
-    let (mut line, mut mounts, mut bytes_kept) = (Vec::new(), Vec::new(), 0);
-    while read_line(&mut table, &mut line)? {
-        let device = line.split(|byte| *byte == b' ').nth(2).unwrap_or_default();
-        if number.as_ref().is_some_and(|number| number.as_bytes() != device) {
-            continue;
-        }
+    let (mut mounts, mut bytes_kept) = (Vec::new(), 0);
+    scan_lines(table, device, |line| {
         bytes_kept += line.len();
         if bytes_kept > bytes_max {
             return Err(too_long("the part of the mount table that is searched"));
         }
-        mounts.extend(parse_line(&line));
-    }
+        mounts.extend(parse_line(line));
+        Ok(())
+    })?;
     Ok(mounts)
+}
+
+/// Parses the lines of one device number one after another.
+fn for_each_line(
+    table: &mut impl Read,
+    device: (u32, u32),
+    mut each: impl FnMut(&Mount),
+) -> io::Result<()> {
+    scan_lines(table, Some(device), |line| {
+        parse_line(line).iter().for_each(&mut each);
+        Ok(())
+    })
+}
+
+/// Passes each line of one device number, which is the third field, or each line, to `scan`, until
+/// that fails.
+fn scan_lines(
+    table: &mut impl Read,
+    device: Option<(u32, u32)>,
+    mut scan: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let number = device.map(|(major, minor)| format!("{major}:{minor}"));
+    let mut table = BufReader::with_capacity(READ_BYTES, table);
+    let mut line = Vec::new();
+    while read_line(&mut table, &mut line)? {
+        let device = line.split(|byte| *byte == b' ').nth(2).unwrap_or_default();
+        if number.as_ref().is_none_or(|number| number.as_bytes() == device) {
+            scan(&line)?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads a line without its end, and of each field at most one byte more than [`FIELD_BYTES_MAX`].
@@ -529,6 +570,24 @@ mod tests {
         assert!(refused(read_lines(&mut Table { from: table, bytes_left: bytes - 1 }, None)));
         let read = read_lines(&mut Table { from: table, bytes_left: bytes }, None).unwrap();
         assert_eq!(read, parse(table));
+    }
+
+    #[test]
+    fn any_number_of_lines_of_the_device_is_passed_on() {
+        let (other, own) = (line("0:4", 10, 0), line("0:44", 0, 50 << 10));
+        let lines = (DEVICE_BYTES_MAX / own.len() + 10) as u64;
+        let table = Repeated(own.clone(), 0).take(lines * own.len() as u64);
+        let mut seen = 0;
+        let is_it = |mount: &Mount| assert!(mount.is_read_only() && mount.device == (0, 44));
+        for_each_line(&mut (&other[..]).chain(table), (0, 44), |mount| {
+            is_it(mount);
+            seen += 1;
+        })
+        .unwrap();
+        assert_eq!(seen, lines);
+        let mut long = Table { from: &own[..], bytes_left: own.len() as u64 - 1 };
+        let read = for_each_line(&mut long, (0, 44), |_| ());
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 
     /// The same bytes again and again, and the position in them.

@@ -509,16 +509,15 @@ fn a_change_of_flags_through_one_name_leaves_what_is_mounted_on_another() {
     assert_eq!(output, "d\nmounted\n");
 }
 
-/// Each thread waits for the lock of the directory, which a program can hold for any time.
-#[test]
-fn changes_of_flags_leave_a_limited_number_of_threads() {
-    const CHANGES: u32 = 100;
-    if !kernel_tests_enabled("changes_of_flags_leave_a_limited_number_of_threads") {
-        return;
-    }
-    // The numbers of userfaultfd(2), mmap(2), ioctl(2) and getdents64(2).
-    let [faults, mmap, ioctl, list] =
-        if cfg!(target_arch = "x86_64") { [323, 9, 16, 217] } else { [282, 222, 29, 61] };
+/// The number of getdents64(2).
+const LIST: u32 = if cfg!(target_arch = "x86_64") { 217 } else { 61 };
+
+/// Returns a part of a script that begins with m1/dir: a program P takes the kernel's lock of that
+/// directory, and holds it until it is killed.
+fn hold_directory() -> String {
+    // The numbers of userfaultfd(2), mmap(2) and ioctl(2).
+    let [faults, mmap, ioctl] =
+        if cfg!(target_arch = "x86_64") { [323, 9, 16] } else { [282, 222, 29] };
     // Lists the directory into memory whose page faults nothing handles.
     let hold = format!(
         r#"my $faults = syscall({faults}, 0x80000); my $api = pack("QQQ", 0xaa, 0, 0);
@@ -527,8 +526,22 @@ fn changes_of_flags_leave_a_limited_number_of_threads() {
         my $range = pack("QQQQ", $memory, 4096, 1, 0);
         syscall({ioctl}, $faults, 0xc020aa00, $range) == 0 or die $!;
         open(my $directory, "<", "m1/dir") or die $!;
-        syscall({list}, fileno($directory), $memory, 4096)"#
+        syscall({LIST}, fileno($directory), $memory, 4096)"#
     );
+    format!(
+        r"perl -e '{hold}' & P=$!; trap '{{ kill $P; }} 2>ignored || true' EXIT
+        for n in $(seq 400); do grep -q '^{LIST} ' /proc/$P/syscall && break; sleep .05; done"
+    )
+}
+
+/// Each thread waits for the lock of the directory, which a program can hold for any time.
+#[test]
+fn changes_of_flags_leave_a_limited_number_of_threads() {
+    const CHANGES: u32 = 100;
+    if !kernel_tests_enabled("changes_of_flags_leave_a_limited_number_of_threads") {
+        return;
+    }
+    let hold = hold_directory();
     let change = format!(
         r#"open(my $file, "<", "m1/dir/file") or die $!;
         for (1..{CHANGES}) {{
@@ -537,8 +550,7 @@ fn changes_of_flags_leave_a_limited_number_of_threads() {
     );
     let output = run_in_namespace(&format!(
         r"$B mount -o writeback own.img m1; mkdir m1/dir; echo text >m1/dir/file; D=$(daemon)
-        perl -e '{hold}' & P=$!; trap '{{ kill $P; }} 2>ignored || true' EXIT
-        for n in $(seq 400); do grep -q '^{list} ' /proc/$P/syscall && break; sleep .05; done
+        {hold}
         perl -e '{change}'
         waiting() {{ cat /proc/$D/task/*/comm 2>ignored | grep -c butternut-names || true; }}
         waiting; kill $P
@@ -546,4 +558,32 @@ fn changes_of_flags_leave_a_limited_number_of_threads() {
         $B umount m1"
     ));
     assert_eq!(output, "64\n0\n");
+}
+
+/// A thread of the mount waits for the lock of the directory, and cannot be killed. The commit, and
+/// the next use of the volume, must not wait for the program that holds the lock.
+#[test]
+fn an_aborted_mount_is_closed_while_a_program_holds_the_lock_of_a_directory() {
+    if !kernel_tests_enabled(
+        "an_aborted_mount_is_closed_while_a_program_holds_the_lock_of_a_directory",
+    ) {
+        return;
+    }
+    let hold = hold_directory();
+    // Two calls: the first waits for the lock while the second is queued behind it in the kernel.
+    let output = run_in_namespace(&format!(
+        r"mkdir connections; mount -t fusectl none connections
+        $B mount -o commit=3600 own.img m1; mkdir m1/dir; echo text >m1/dir/file; D=$(daemon)
+        N=$(mountpoint -d m1)
+        {hold}
+        echo late >m1/late
+        for name in one two; do $B subvolume create m1/dir/$name >ignored 2>&1 & done
+        waiting() {{ cat /proc/$D/task/*/comm 2>ignored | grep -c butternut-names || true; }}
+        for n in $(seq 400); do [ $(waiting) = 2 ] && break; sleep .05; done; waiting
+        echo 1 >connections/$((${{N%:*}} << 20 | ${{N#*:}}))/abort
+        for n in $(seq 400); do $B subvolume create own.img /new 2>ignored && break; sleep .05; done
+        $B ls own.img /dir; $B cat own.img /late
+        kill $P; ended $D && echo ended"
+    ));
+    assert_eq!(output, "2\nfile\none\ntwo\nlate\nended\n");
 }

@@ -1,8 +1,17 @@
 //! [`CleanerSignal`]: what operations tell the cleaner thread, when it looks again, and what it
 //! tells those that wait for it.
+//!
+//! 1. Of the threads that remove the last name or the last pin of a large orphan, one at a time
+//!    deletes it itself. The others leave theirs to the cleaner, so that a program which deletes
+//!    many large files at once occupies one thread of a server. With [`EVICTIONS_MAX`] of them
+//!    queued, and without a cleaner thread, every thread deletes its own.
+//! 2. Queued orphans are deleted in the order in which they were queued. What is left when the
+//!    cleaner stops has an orphan item (law 1 of `inode/pin.rs`).
 
+use crate::inode::table::InodeEntry;
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Pause before a subvolume with open files is looked at again.
@@ -12,6 +21,9 @@ const RETRY: Duration = Duration::from_secs(5);
 /// until the volume is opened again.
 const READ_ONLY_MAX: usize = 4096;
 
+/// Maximum number of orphans that are queued.
+const EVICTIONS_MAX: usize = 4096;
+
 /// What operations tell the cleaner.
 #[derive(Debug, Default)]
 pub(crate) struct CleanerSignal {
@@ -19,12 +31,40 @@ pub(crate) struct CleanerSignal {
     wake: Condvar,
     /// For those that wait until a subvolume is freed.
     freed: Condvar,
+    /// For those that wait until queued orphans are deleted.
+    evicted: Condvar,
+}
+
+/// A caller that deletes a large orphan itself, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Evicting<'a> {
+    signal: &'a CleanerSignal,
+    /// It keeps others from doing so (law 1).
+    is_alone: bool,
+}
+
+impl Drop for Evicting<'_> {
+    fn drop(&mut self) {
+        if self.is_alone {
+            self.signal.state().is_caller_evicting = false;
+        }
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
     is_due: bool,
     is_stopped: bool,
+    has_thread: bool,
+    /// A caller deletes a large orphan.
+    is_caller_evicting: bool,
+    /// Orphans that the cleaner is to delete.
+    evictions: VecDeque<Arc<InodeEntry>>,
+    /// Numbers of orphans that were queued, and of those that are deleted or left.
+    queued: u64,
+    evicted: u64,
+    /// Number of threads that wait for that.
+    awaiting: usize,
     /// Number of subvolumes that were freed.
     cleaned: u64,
     /// Read-only subvolumes that were used for the first time.
@@ -34,6 +74,61 @@ struct State {
 impl CleanerSignal {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Begins the deletion of a large orphan. Returns `None` if it is left to the cleaner (law 1).
+    pub(crate) fn begin_eviction(&self, entry: &Arc<InodeEntry>) -> Option<Evicting<'_>> {
+        let mut state = self.state();
+        let is_alone = !state.is_caller_evicting;
+        let is_left = state.has_thread && !state.is_stopped;
+        if is_alone || !is_left || state.evictions.len() >= EVICTIONS_MAX {
+            state.is_caller_evicting = true;
+            return Some(Evicting { signal: self, is_alone });
+        }
+        state.evictions.push_back(Arc::clone(entry));
+        state.queued += 1;
+        state.is_due = true;
+        drop(state);
+        self.wake.notify_all();
+        None
+    }
+
+    /// Returns the next orphan that the cleaner is to delete.
+    pub(super) fn next_eviction(&self) -> Option<Arc<InodeEntry>> {
+        let mut state = self.state();
+        if state.is_stopped { None } else { state.evictions.pop_front() }
+    }
+
+    /// Records that the cleaner has deleted an orphan, or that it could not.
+    pub(super) fn has_evicted(&self) {
+        let mut state = self.state();
+        state.evicted += 1;
+        drop(state);
+        self.evicted.notify_all();
+    }
+
+    /// Waits until the orphans that are queued now are deleted. Returns whether there were any. The
+    /// caller holds no lock that a deletion takes.
+    pub(crate) fn wait_until_evicted(&self) -> bool {
+        let mut state = self.state();
+        let until = state.queued;
+        let was_queued = state.evicted < until;
+        state.awaiting += 1;
+        while state.evicted < until && !state.is_stopped {
+            state = self.evicted.wait(state);
+        }
+        state.awaiting -= 1;
+        was_queued
+    }
+
+    /// Returns whether a thread waits until orphans are deleted.
+    #[cfg(test)]
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.state().awaiting > 0
+    }
+
+    pub(super) fn start(&self) {
+        self.state().has_thread = true;
     }
 
     /// Records that a subvolume was deleted.
@@ -82,6 +177,7 @@ impl CleanerSignal {
         self.state().is_stopped = true;
         self.wake.notify_all();
         self.freed.notify_all();
+        self.evicted.notify_all();
     }
 
     pub(super) fn is_stopped(&self) -> bool {

@@ -208,6 +208,7 @@ impl File {
             let filesystem = pin.filesystem();
             let write_state = filesystem.write_state()?;
             filesystem.write_back_charged(write_state, self.id().subvolume);
+            write_state.cleaner.wait_until_evicted();
             filesystem.shared.source.release_space();
             result = run();
             let tree = TreeId(self.id().subvolume);
@@ -225,6 +226,14 @@ impl File {
         let filesystem = pin.filesystem();
         let write_state = filesystem.write_state()?;
         filesystem.shared.source.release_space();
+        // Deleted files may still have their space.
+        if write_state.cleaner.wait_until_evicted() {
+            filesystem.commit()?;
+            result = run();
+            if !result.as_ref().is_err_and(Error::is_no_space) {
+                return result;
+            }
+        }
         if write_state.dirty_count() > 0 && filesystem.forest().commits_for_space() {
             // A file keeps its writeback error for its next sync.
             drop(filesystem.write_back_all(write_state));

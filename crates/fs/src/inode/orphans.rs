@@ -9,11 +9,14 @@
 //!    become read-only or writable. An orphan may have any number of extents, so between two steps
 //!    the deletion holds nothing, and lets threads go first that wait to exclude it. Then it looks
 //!    up again what may have changed: the subvolume, and whether the orphan is still there.
-//! 3. From its first step on, an orphan that is deleted cannot be pinned or read, unless its
+//! 3. A large orphan may be deleted by the cleaner thread, some time after its last name or pin is
+//!    gone (law 1 of `background/cleaner_signal.rs`).
+//! 4. From its first step on, an orphan that is deleted cannot be pinned or read, unless its
 //!    deletion fails: then it is left for the next open, and can be read until then.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::table::{InodeEntry, InodeState};
+use crate::names::unlink::DELETE_BYTES_MAX;
 use crate::write_state::{LeftOrphans, WritableSubvolume, WriteState};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_file::FileState;
@@ -51,10 +54,30 @@ impl Owner<'_> {
 }
 
 impl Filesystem {
-    /// Deletes an orphan, unless it is pinned.
+    /// Deletes an orphan, unless it is pinned, or leaves it to the cleaner thread (law 3).
     pub(crate) fn evict_orphan(&self, entry: &Arc<InodeEntry>) -> Result<()> {
+        let bytes = |inode: Inode| inode.size.max(inode.bytes_used);
+        let is_large = entry
+            .cached()
+            .is_some_and(|inode| inode.kind == FileKind::File && bytes(inode) > DELETE_BYTES_MAX);
+        if !is_large {
+            return self.evict_orphan_while(entry, &|| true);
+        }
         let write_state = self.write_state()?;
-        self.delete_orphan(write_state, Owner::Shared(entry.id), entry)
+        let Some(evicting) = write_state.cleaner.begin_eviction(entry) else { return Ok(()) };
+        let deleted = self.evict_orphan_while(entry, &|| true);
+        drop(evicting);
+        deleted
+    }
+
+    /// Deletes an orphan, unless it is pinned, as long as `goes_on` returns true, which is called
+    /// between two steps.
+    pub(crate) fn evict_orphan_while(
+        &self,
+        entry: &InodeEntry,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        self.delete_orphan(self.write_state()?, Owner::Shared(entry.id), entry, goes_on)
     }
 
     /// Deletes the orphans of a read-only subvolume, which no operation that writes opens: those
@@ -157,7 +180,7 @@ impl Filesystem {
             for ino in &found {
                 // An orphan can be open by its id: then its last pin deletes it.
                 let entry = write_state.table.entry(FileId::new(id.0, ino.0));
-                match self.delete_orphan(write_state, owner, &entry) {
+                match self.delete_orphan(write_state, owner, &entry, &|| true) {
                     Ok(()) | Err(Error::Stale { .. }) => continue,
                     Err(error) => LeftOrphans::add(&mut left, id, Some(*ino), error),
                 }
@@ -180,24 +203,22 @@ impl Filesystem {
         self.delete_orphans(write_state, Owner::Opening(subvolume))
     }
 
-    /// Deletes an orphan, unless it is pinned.
+    /// Deletes an orphan, unless it is pinned, as long as `goes_on` returns true.
     fn delete_orphan(
         &self,
         write_state: &WriteState,
         owner: Owner<'_>,
         entry: &InodeEntry,
+        goes_on: &dyn Fn() -> bool,
     ) -> Result<()> {
-        let mut below = u64::MAX;
-        loop {
-            let left = self.in_owner(write_state, owner, |subvolume| {
-                self.delete_orphan_step(write_state, subvolume, entry, below)
+        let mut below = Some(u64::MAX);
+        while let Some(end) = below.filter(|_| goes_on()) {
+            // Each step ends below the one before.
+            below = self.in_owner(write_state, owner, |subvolume| {
+                self.delete_orphan_step(write_state, subvolume, entry, end)
             })?;
-            match left {
-                // Each step ends below the one before.
-                Some(end) => below = end,
-                None => return Ok(()),
-            }
         }
+        Ok(())
     }
 
     /// Deletes the last items of an orphan or, if they are few, the whole orphan. Returns where its
@@ -290,9 +311,14 @@ mod tests {
     const EXTENTS: u64 = 2000;
 
     fn filesystem() -> Filesystem {
+        filesystem_with(MountOptions::default().commit_seconds(0))
+    }
+
+    /// With a commit interval, there is a cleaner thread.
+    fn filesystem_with(options: MountOptions) -> Filesystem {
         let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
         butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
-        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let options = options.read_only(false);
         Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap()
     }
 
@@ -343,6 +369,84 @@ mod tests {
         drop(stops_eviction);
         evicting.join().unwrap();
         assert_eq!(size(), None);
+        fs.close().unwrap();
+    }
+
+    /// The threads that unlink and close may be those of a server, which serve other callers too.
+    #[test]
+    fn of_many_large_orphans_one_caller_waits_for_its_deletion() {
+        let fs = filesystem_with(MountOptions::default().commit_seconds(3600));
+        let root = fs.root();
+        let mut open = Vec::new();
+        for name in [&b"a"[..], b"b", b"c", b"d"] {
+            let id = fs.create(root, name, &NewInode::new(0o644)).unwrap();
+            let file = fs.open_file(id).unwrap();
+            file.write_at(0, &vec![1; 1 << 20]).unwrap();
+            if name < &b"c"[..] {
+                fs.unlink(root, name).unwrap();
+                open.push(file);
+            }
+        }
+        fs.sync().unwrap();
+        let write_state = fs.write_state().unwrap();
+        let stops_eviction = write_state.merges.exclude();
+        let mut removing: Vec<_> =
+            open.into_iter().map(|file| thread::spawn(move || drop(file))).collect();
+        for name in [&b"c"[..], b"d"] {
+            let remover = fs.clone();
+            removing.push(thread::spawn(move || remover.unlink(root, name).unwrap()));
+        }
+        wait_until(|| removing.iter().filter(|it| it.is_finished()).count() == 3);
+        let has_orphans = || {
+            let tree = fs.subvolume_tree(root.subvolume).unwrap();
+            !names::orphans(&tree, Ino(0), 1).unwrap().is_empty()
+        };
+        assert!(has_orphans() && removing.iter().any(|it| !it.is_finished()));
+        drop(stops_eviction);
+        removing.into_iter().for_each(|it| it.join().unwrap());
+        write_state.cleaner.wait_until_evicted();
+        assert!(!has_orphans());
+        fs.close().unwrap();
+    }
+
+    /// The space of a file that the cleaner has yet to delete is found before a write fails.
+    #[test]
+    fn a_write_to_a_full_volume_waits_for_the_orphans_that_are_queued() {
+        let fs = filesystem_with(MountOptions::default().commit_seconds(3600));
+        let root = fs.root();
+        let fill = |name: &[u8]| {
+            let id = fs.create(root, name, &NewInode::new(0o644)).unwrap();
+            let file = fs.open_file(id).unwrap();
+            let mut at = 0;
+            while file.write_at(at, &vec![1; 1 << 20]).is_ok() {
+                at += 1 << 20;
+            }
+            fs.sync().unwrap();
+            at
+        };
+        let small = fs.create(root, b"small", &NewInode::new(0o644)).unwrap();
+        fs.open_file(small).unwrap().write_at(0, &vec![1; 1 << 20]).unwrap();
+        let filled = fill(b"large");
+        assert!(filled > 16 << 20);
+        let write_state = fs.write_state().unwrap();
+        let stops_eviction = write_state.merges.exclude();
+        let removers = [&b"small"[..], b"large"].map(|name| {
+            let remover = fs.clone();
+            let removing = thread::spawn(move || remover.unlink(root, name).unwrap());
+            // The first one waits for its deletion, and the second is queued behind it.
+            wait_until(|| fs.lookup(root, name).is_err());
+            wait_until(|| name == b"small" || removing.is_finished());
+            removing
+        });
+        let writer = fs.clone();
+        let writing = thread::spawn(move || {
+            let id = writer.create(root, b"new", &NewInode::new(0o644)).unwrap();
+            writer.open_file(id).unwrap().write_at(0, &vec![1; 8 << 20])
+        });
+        wait_until(|| writing.is_finished() || write_state.cleaner.is_awaited());
+        drop(stops_eviction);
+        writing.join().unwrap().unwrap();
+        removers.into_iter().for_each(|it| it.join().unwrap());
         fs.close().unwrap();
     }
 

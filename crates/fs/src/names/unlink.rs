@@ -22,7 +22,7 @@ use std::sync::Arc;
 const ITEMS_OF_REMOVAL: u32 = 8;
 
 /// A file of at most this many bytes is deleted with its last name, in one transaction.
-const DELETE_BYTES_MAX: u64 = 128 << 10;
+pub(crate) const DELETE_BYTES_MAX: u64 = 128 << 10;
 
 /// What happens to an inode that loses a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

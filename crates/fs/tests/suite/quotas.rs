@@ -1,15 +1,12 @@
 //! Quota groups on volumes in memory: deletions that are half done, damage, and what works at a
 //! limit.
 
-use crate::leaf::{owner, rewrite};
 use crate::volume::{HEADER_BYTES, SLOT_BYTES, TestVolume, new, word};
-use butternut::format::key::ItemType;
 use butternut::format::quota::{QgroupId, STATUS_INCONSISTENT, STATUS_RESCAN};
 use butternut::{
     Allocate, AttributeFlags, FileId, Filesystem, Follow, MountOptions, Privileges, QgroupLimits,
     SnapshotAccess,
 };
-use butternut_mkfs::MkfsOptions;
 use std::cell::Cell;
 
 /// Opens a volume without a thread that commits or cleans.
@@ -420,40 +417,6 @@ fn a_file_that_is_immutable_can_be_deleted_at_a_limit() {
     fs.set_attribute_flags(id, AttributeFlags(0)).unwrap();
     fs.unlink(FileId::root_of(sub), b"file").unwrap();
     drop(volume.reopen(fs));
-}
-
-/// Extent items that are a tebibyte long: each reference of a file would be searched for in all
-/// items of the file that follow.
-#[test]
-fn a_rescan_reads_no_more_items_for_extents_with_crafted_lengths() {
-    const EXTENTS: u64 = 40_000;
-    let volume = TestVolume::of(1 << 30, &MkfsOptions::default());
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
-    let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
-    for number in 0..EXTENTS {
-        file.write_at(number * 8192, &[7; 4096]).unwrap();
-    }
-    drop(file);
-    fs.sync().unwrap();
-    // So no extent is newer than the last snapshot of its tree.
-    fs.snapshot(sub, fs.root(), b"snap", SnapshotAccess::ReadOnly).unwrap();
-    fs.close().unwrap();
-    let crafted = volume.with_leaves(|block| {
-        owner(block) == 2
-            && rewrite(block, |items| {
-                for (key, data) in items {
-                    // Data (flag 1), not the tree blocks.
-                    if key.item_type == ItemType::EXTENT_ITEM && data[16] & 1 != 0 {
-                        key.offset = 1 << 40;
-                    }
-                }
-            })
-    });
-    let fs = open(&crafted);
-    // It may be refused, and it ends: not after 40,000^2 / 2 steps inside one commit.
-    drop(fs.rescan_quotas());
 }
 
 /// The data of small files is in the tree after the next merge: it is charged when it is accepted.

@@ -32,7 +32,8 @@ pub(crate) enum Latency {
 pub(crate) enum Class {
     /// Writes file data, and may be throttled.
     Write,
-    /// Waits for devices or a commit: reads of file data, changes of names, syncs.
+    /// Waits for devices or a commit: reads of file data, changes of names, syncs. Also what may
+    /// drop the last pin of a removed inode, which deletes it: the end of a file or of a node.
     Io,
     /// Waits for tree blocks at most.
     MetadataRead,
@@ -92,8 +93,6 @@ impl<'a> Request<'a> {
             | op::OPEN
             | op::OPENDIR
             | op::RELEASEDIR
-            | op::FORGET
-            | op::BATCH_FORGET
             | op::GETATTR
             | op::STATX
             | op::STATFS
@@ -197,6 +196,8 @@ mod tests {
             op::UNLINK,
             op::SETATTR,
             op::RELEASE,
+            op::FORGET,
+            op::BATCH_FORGET,
             op::DESTROY,
             999,
         ] {

@@ -4,17 +4,16 @@
 //!    is read-only. So changes are refused to an administrator that sees no writable mount of the
 //!    volume, and to every other caller that sees a read-only one.
 //! 2. The mounts that a caller sees are in its mount table. Users can make the tables of their own
-//!    namespaces long, so no worker reads them. A caller with too long a table may change nothing.
+//!    namespaces long, so no worker reads them, and no thread keeps more than one line of them in
+//!    memory. A caller with too long a table may change nothing.
 //! 3. The caller waits for the reply. So its process id is its own, and its descriptors stay open
 //!    unless another thread of it closes them.
 //! 4. A descriptor of the caller must be on this mount. A lookup of a file of another filesystem
 //!    may wait for the server of that filesystem, so the id of its mount is compared first.
 
-use std::io;
-
 use butternut::{FileId, Filesystem};
 use butternut_sys::fuse_node::fuse_node;
-use butternut_sys::mounts::{self, Mount};
+use butternut_sys::mounts;
 
 use crate::connection::protocol::InHeader;
 use crate::connection::request::Request;
@@ -51,13 +50,14 @@ impl CheckedCaller {
     pub(super) fn may_change(&self) -> ErrnoResult<()> {
         let Some(device) = self.device else { return Ok(()) };
         // A caller that cannot be read sees no mount that is known to be writable.
-        let mounts = mounts::read_of_device(self.header.pid, device);
-        let mounts = mounts.map_err(|_| Errno::EPERM)?;
-        let is_writable = if self.is_administrator {
-            !mounts.iter().all(Mount::is_read_only)
-        } else {
-            !mounts.is_empty() && !mounts.iter().any(Mount::is_read_only)
-        };
+        let (mut sees_read_only, mut sees_writable) = (false, false);
+        let read = mounts::for_each_of_device(self.header.pid, device, |mount| {
+            let is_read_only = mount.is_read_only();
+            sees_read_only |= is_read_only;
+            sees_writable |= !is_read_only;
+        });
+        read.map_err(|_| Errno::EPERM)?;
+        let is_writable = sees_writable && (self.is_administrator || !sees_read_only);
         if is_writable { Ok(()) } else { Err(Errno::EROFS) }
     }
 
@@ -112,10 +112,13 @@ impl CheckedCaller {
     /// caller may have entered another mount namespace since it opened a file.
     fn is_own_mount(&self, id: u64) -> bool {
         let Some(device) = self.device else { return false };
-        let has_it = |table: io::Result<Vec<Mount>>| {
-            table.is_ok_and(|mounts| mounts.iter().any(|mount| mount.id == id))
-        };
-        has_it(mounts::read_own_of_device(device))
-            || has_it(mounts::read_of_device(self.header.pid, device))
+        let (mut is_own, mut is_theirs) = (false, false);
+        let read = mounts::for_each_own_of_device(device, |mount| is_own |= mount.id == id);
+        if read.is_ok() && is_own {
+            return true;
+        }
+        let pid = self.header.pid;
+        let read = mounts::for_each_of_device(pid, device, |mount| is_theirs |= mount.id == id);
+        read.is_ok() && is_theirs
     }
 }

@@ -67,18 +67,65 @@ impl Door {
         bytes: usize,
         answer: impl FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
+        let call = self.deferred_call(request, bytes, answer);
+        self.spawn_deferred(move || call(Ok(())))?;
+        Ok(Outcome::NoReply)
+    }
+
+    /// As [`Self::reply_deferred`], for a call that a user may send from any number of processes,
+    /// and during which the kernel holds no lock. Above a limit it waits for earlier calls of users
+    /// (`user_calls`).
+    pub(super) fn reply_deferred_to_user(
+        &self,
+        request: &Request<'_>,
+        bytes: usize,
+        answer: impl FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
+    ) -> ErrnoResult<Outcome> {
+        if self.is_administrator(request) {
+            return self.reply_deferred(request, bytes, answer);
+        }
+        let (calls, user) = (self.user_calls.clone(), request.header.uid);
+        let call = Box::new(self.deferred_call(request, bytes, answer));
+        let Some(call) = calls.begin(user, call) else { return Ok(Outcome::NoReply) };
+        let run = move || {
+            let mut running = Some((user, call));
+            while let Some((user, call)) = running {
+                call(Ok(()));
+                running = calls.finish(user);
+            }
+        };
+        if let Err(errno) = self.spawn_deferred(run) {
+            // No other thread may be there to run what was queued meanwhile.
+            let mut ended = user;
+            while let Some((user, call)) = self.user_calls.finish(ended) {
+                call(Err(errno));
+                ended = user;
+            }
+            return Err(errno);
+        }
+        Ok(Outcome::NoReply)
+    }
+
+    /// Returns the work of a thread that answers a request. With an error it only sends that.
+    fn deferred_call<F>(
+        &self,
+        request: &Request<'_>,
+        bytes: usize,
+        answer: F,
+    ) -> impl FnOnce(ErrnoResult<()>) + Send + use<F>
+    where
+        F: FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
+    {
         let (unique, device) = (request.header.unique, Arc::clone(request.device));
         let filesystem = self.filesystem.clone();
-        let work = move || {
+        move |begun| {
             // The new thread inherits the CPU affinity of a leader.
             affinity::reset_affinity();
             let mut reply = Reply::new(bytes);
-            let result = guarded(&filesystem, || answer(&mut reply));
+            let result = begun.and_then(|()| guarded(&filesystem, || answer(&mut reply)));
             drop(filesystem);
             connection::send_reply(&device, unique, result, &mut reply);
-        };
-        self.spawn_deferred(work)?;
-        Ok(Outcome::NoReply)
+        }
     }
 
     /// Makes the kernel drop its pages of the request's file at some later time: it cannot drop a

@@ -12,7 +12,8 @@
 //!    the call, or the answer would tell of its bytes. It must own the target, a descriptor of its
 //!    own, or be able to write to it. Nothing is shared through a read-only mount.
 //! 3. As in the kernel, what is wrong with the target is its status, and the call succeeds.
-//! 4. Both calls may read much, so their replies are deferred.
+//! 4. Both calls may read much, so their replies are deferred, and the calls of users that run at a
+//!    time are limited ([`user_calls`](crate::door::user_calls)).
 //! 5. Data that the kernel has cached and not sent is newer than what is compared and shared; it is
 //!    written over that when it is sent. A fiemap with the flag `SYNC` makes the kernel send it.
 //! 6. The flag of shared extents is not set: finding out costs a search for each extent.
@@ -72,7 +73,7 @@ impl Door {
         let is_synced = map.flags & SYNC != 0;
         let unsent = if is_synced { self.unsent_data().of_file(id) } else { UnsentData::default() };
         let device = Arc::clone(request.device);
-        self.reply_deferred(request, REPLY_BYTES, move |reply| {
+        self.reply_deferred_to_user(request, REPLY_BYTES, move |reply| {
             unsent.write_back(&device)?;
             let mut extents = extents(&filesystem, id, &map)?;
             let is_buffered = |extent: &FiemapExtent| extent.flags & EXTENT_DELALLOC != 0;
@@ -93,28 +94,33 @@ impl Door {
         self.may_access(&request.header, source, READ)?;
         let (nodes, caller) = (Arc::clone(&self.nodes), self.checked_caller(request));
         let filesystem = self.filesystem.clone();
-        self.reply_deferred(request, size_of::<IoctlOut>() + size_of_val(&range), move |reply| {
-            let target = || -> ErrnoResult<FileId> {
-                let fd = u64::try_from(range.dest_fd).map_err(|_| Errno::EBADF)?;
-                let target = nodes.file_id(caller.node_of_descriptor(fd)?).ok_or(Errno::ESTALE)?;
-                may_be_target(&filesystem, &caller, target)?;
-                Ok(target)
-            };
-            let done = target().and_then(|target| {
-                let (source, target) =
-                    (filesystem.open_file(source)?, filesystem.open_file(target)?);
-                let (to, from) = (range.dest_offset, range.src_offset);
-                Ok(target.dedupe_range(to, &source, from, range.src_length)?)
-            });
-            // Law 3.
-            (range.status, range.bytes_deduped) = match done {
-                Ok(Dedupe::Shared(bytes)) => (0, bytes),
-                Ok(Dedupe::Differs) => (RANGE_DIFFERS, 0),
-                Err(errno) => (errno.0.saturating_neg(), 0),
-            };
-            reply.push(&IoctlOut::default())?;
-            reply.push(&range)
-        })
+        self.reply_deferred_to_user(
+            request,
+            size_of::<IoctlOut>() + size_of_val(&range),
+            move |reply| {
+                let target = || -> ErrnoResult<FileId> {
+                    let fd = u64::try_from(range.dest_fd).map_err(|_| Errno::EBADF)?;
+                    let target =
+                        nodes.file_id(caller.node_of_descriptor(fd)?).ok_or(Errno::ESTALE)?;
+                    may_be_target(&filesystem, &caller, target)?;
+                    Ok(target)
+                };
+                let done = target().and_then(|target| {
+                    let (source, target) =
+                        (filesystem.open_file(source)?, filesystem.open_file(target)?);
+                    let (to, from) = (range.dest_offset, range.src_offset);
+                    Ok(target.dedupe_range(to, &source, from, range.src_length)?)
+                });
+                // Law 3.
+                (range.status, range.bytes_deduped) = match done {
+                    Ok(Dedupe::Shared(bytes)) => (0, bytes),
+                    Ok(Dedupe::Differs) => (RANGE_DIFFERS, 0),
+                    Err(errno) => (errno.0.saturating_neg(), 0),
+                };
+                reply.push(&IoctlOut::default())?;
+                reply.push(&range)
+            },
+        )
     }
 
     fn regular_file(&self, request: &Request<'_>) -> ErrnoResult<FileId> {

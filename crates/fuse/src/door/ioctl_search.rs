@@ -106,7 +106,7 @@ impl Door {
             generations: key.min_transid..=key.max_transid,
         };
         let inspect = self.filesystem.inspect();
-        self.reply_deferred(request, size_of::<IoctlOut>() + CALL_BYTES, move |reply| {
+        self.reply_deferred_to_user(request, size_of::<IoctlOut>() + CALL_BYTES, move |reply| {
             let mut results = Results::default();
             inspect.search(&search, &mut |item| results.add(item, key.nr_items))?;
             key.nr_items = results.count;
@@ -126,7 +126,7 @@ impl Door {
             return Err(Errno::EPERM);
         }
         let filesystem = self.filesystem.clone();
-        self.reply_deferred(request, size_of::<IoctlOut>() + CALL_BYTES, move |reply| {
+        self.reply_deferred_to_user(request, size_of::<IoctlOut>() + CALL_BYTES, move |reply| {
             let mut path = Vec::new();
             if inode != ROOT_DIRECTORY {
                 let found = filesystem.first_path(FileId::new(tree, inode));

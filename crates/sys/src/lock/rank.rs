@@ -70,6 +70,10 @@ ranks! {
     Followers
     /// The number of FUSE threads in each class of requests.
     ThreadLimits
+    /// The deferred calls of users that run, and those that wait.
+    UserCalls
+    /// The names that the kernel is to forget.
+    NameInvalidations
     /// The threads that send deferred replies.
     DeferredThreads
     /// The FUSE requests that wait and may be interrupted.

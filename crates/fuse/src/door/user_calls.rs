@@ -1,0 +1,139 @@
+//! [`UserCalls`]: how many deferred calls of users run at the same time.
+//!
+//! A deferred call has a thread, and memory of its own: a deduplication has 2 MiB. A user may have
+//! any number of processes that send such calls.
+//!
+//! ```text
+//! begin() -- below both limits --> runs in a thread -- finish() --> the thread runs the next one
+//!        \\- above -----------------> queued ---------------------/
+//! ```
+//!
+//! 1. Of one user at most [`CALLS_OF_USER_MAX`] calls run, so that they are no obstacle to other
+//!    users. Of all users at most [`CALLS_MAX`] run: a user may have many user ids in namespaces of
+//!    its own. Calls of administrators are not counted here.
+//! 2. A call above a limit is queued, and fails no more than one below. When a call has ended, its
+//!    thread runs the first queued call of the user with the fewest that run.
+//! 3. A call is queued only while another one runs, whose thread runs it later. At the end of the
+//!    mount no caller waits, and the queued calls do not run.
+//! 4. No call that is counted here waits for another one, also not through a lock of the kernel:
+//!    the kernel holds none during these calls. A call that changes a name waits for the lock of the
+//!    directory, so a user whose program holds that lock delays its own later calls. A call that
+//!    waits for other programs by its nature is counted in `interrupts` instead.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use butternut_sys::lock::{Mutex, rank};
+
+use crate::errno::ErrnoResult;
+
+/// Maximum number of calls that run at a time, of all users and of one (law 1).
+const CALLS_MAX: usize = 64;
+const CALLS_OF_USER_MAX: usize = 16;
+
+/// A call. With an error it only sends that as the reply.
+pub(super) type Call = Box<dyn FnOnce(ErrnoResult<()>) + Send>;
+
+#[derive(Clone, Default)]
+pub(super) struct UserCalls(Arc<Mutex<State, rank::UserCalls>>);
+
+#[derive(Default)]
+struct State {
+    /// Number of calls that run, of each user that has any.
+    running: HashMap<u32, usize>,
+    running_of_all: usize,
+    queued: VecDeque<(u32, Call)>,
+}
+
+impl UserCalls {
+    /// Counts a call of a user and returns it, or queues it (law 2).
+    pub(super) fn begin(&self, user: u32, call: Call) -> Option<Call> {
+        let mut state = self.0.lock();
+        if state.may_run(user) {
+            state.count(user);
+            return Some(call);
+        }
+        state.queued.push_back((user, call));
+        None
+    }
+
+    /// Ends a call of a user. Returns the queued call that the calling thread must run next, with
+    /// its user. It is counted.
+    pub(super) fn finish(&self, user: u32) -> Option<(u32, Call)> {
+        let mut state = self.0.lock();
+        state.uncount(user);
+        let (at, next) = state.next()?;
+        state.count(next);
+        state.queued.remove(at)
+    }
+
+    /// Returns the calls that are queued, which must get an error (law 3).
+    pub(super) fn end(&self) -> Vec<Call> {
+        let queued = std::mem::take(&mut self.0.lock().queued);
+        queued.into_iter().map(|(_, call)| call).collect()
+    }
+}
+
+impl State {
+    fn running_of(&self, user: u32) -> usize {
+        self.running.get(&user).copied().unwrap_or(0)
+    }
+
+    fn may_run(&self, user: u32) -> bool {
+        self.running_of_all < CALLS_MAX && self.running_of(user) < CALLS_OF_USER_MAX
+    }
+
+    /// Returns the place of the queued call that runs next, and its user.
+    fn next(&self) -> Option<(usize, u32)> {
+        let users = self.queued.iter().map(|(user, _)| *user).enumerate();
+        let may_run = users.filter(|(_, user)| self.may_run(*user));
+        may_run.min_by_key(|(at, user)| (self.running_of(*user), *at))
+    }
+
+    fn count(&mut self, user: u32) {
+        *self.running.entry(user).or_default() += 1;
+        self.running_of_all += 1;
+    }
+
+    fn uncount(&mut self, user: u32) {
+        self.running_of_all = self.running_of_all.saturating_sub(1);
+        let left = self.running_of(user).saturating_sub(1);
+        if left == 0 {
+            self.running.remove(&user);
+        } else {
+            self.running.insert(user, left);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call() -> Call {
+        Box::new(|_| ())
+    }
+
+    #[test]
+    fn the_number_of_calls_that_run_is_limited_and_the_rest_is_queued() {
+        let calls = UserCalls::default();
+        let begin_while_it_runs = |user| calls.begin(user, call()).map(drop);
+        let of_one = std::iter::from_fn(|| begin_while_it_runs(1000)).count();
+        assert_eq!(of_one, CALLS_OF_USER_MAX);
+        // As if they were of one user with many user ids.
+        let of_others = (1001..).map_while(begin_while_it_runs).count();
+        assert_eq!(of_one + of_others, CALLS_MAX);
+        let last = 1001 + u32::try_from(of_others).unwrap();
+        // Queued: one of the first user, and one of a user of which none runs.
+        let next = |user| calls.finish(user).map(|(user, _)| user);
+        assert_eq!(next(1001), Some(last), "the user with the fewest calls");
+        assert_eq!(next(1002), None, "the first user has too many");
+        assert_eq!(next(1000), Some(1000));
+        for _ in 0..CALLS_OF_USER_MAX {
+            assert_eq!(next(1000), None);
+        }
+        (1003..=last).for_each(|user| assert_eq!(next(user), None));
+        let state = calls.0.lock();
+        assert!(state.running.is_empty() && state.running_of_all == 0 && state.queued.is_empty());
+    }
+}
