@@ -454,8 +454,7 @@ fn a_direct_write_that_loses_its_last_bytes_ends_with_its_whole_blocks() {
     want.extend_from_slice(&new[..4096]);
     compare(&source, &file, &want);
     // Nothing is in front of the bytes that are lost.
-    let rule =
-        device.add(Rule { range: 0..u64::MAX, when: When::Nth(1), fault: Fault::WriteError });
+    let rule = device.add(Rule::everywhere(Fault::WriteError));
     assert!(file.write_direct(12_288 + 50, &new).is_err());
     device.remove(rule);
     commit(&source, &mut file);
