@@ -132,8 +132,8 @@ pub fn read_of(process: u32) -> io::Result<Vec<Mount>> {
     read_lines(&mut Table::of(process, OTHER_BYTES_MAX)?, None)
 }
 
-/// Calls `each` with every mount of one device number that another process sees. Keeps one line at a
-/// time, so it needs little memory in a namespace with many mounts (law 8).
+/// Calls `each` with every mount of one device number that another process sees. Keeps one line at
+/// a time, so it needs little memory in a namespace with many mounts (law 8).
 ///
 /// # Errors
 /// `/proc` cannot be read, or the table of another namespace has more than 64 MiB. `each` may have

@@ -109,7 +109,9 @@ fn the_mount_tables_of_many_callers_need_little_memory() {
         for my $n (1..60) {{
             next if fork;
             open(my $dir, "<", "$m1/dir") or die $!;
-            for (1..5) {{ my $create = pack("x8 Z4088", "n$n-$_"); ioctl($dir, 0x5000940e, $create) }}
+            for (1..5) {{
+                my $create = pack("x8 Z4088", "n$n-$_"); ioctl($dir, 0x5000940e, $create)
+            }}
             exit
         }}
         1 while wait > 0"#
@@ -120,6 +122,6 @@ fn the_mount_tables_of_many_callers_need_little_memory() {
         awk '/VmHWM/ {{ print ($2 < 300000) ? 0 : $2 }}' /proc/$D/status
         $B umount m1"
     ));
-    // Today: about 60 times 30 MB, in the process that has everybody's unwritten data.
+    // All tables at once would need about 60 times 30 MB.
     assert_eq!(output, "0\n");
 }

@@ -1,9 +1,9 @@
 //! [`Bounded`]: a tree that is searched for entries whose references do not tell the index.
 //!
 //! The index of such an entry is found only by a search of its whole directory. A volume has few of
-//! them; a crafted one, with a million, would keep the replay of a log busy for days, or a recursive
-//! snapshot, beside which nothing is written. So the items that these searches read are counted, and
-//! past [`STEPS_MAX`] the log or the snapshot is refused.
+//! them; a crafted one, with a million, would keep the replay of a log busy for days, or a
+//! recursive snapshot, beside which nothing is written. So the items that these searches read are
+//! counted, and past [`STEPS_MAX`] the log or the snapshot is refused.
 
 use butternut_format::key::Key;
 use butternut_format::refused::Refused;

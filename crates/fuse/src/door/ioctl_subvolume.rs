@@ -24,8 +24,8 @@
 //! 4. The source of a snapshot is a descriptor of the caller, which must be on this mount
 //!    ([`checked_caller`]).
 //! 5. The calls commit, so their replies are deferred. The kernel forgets the name that has changed
-//!    before the reply is sent, unless the mount ends ([`name_invalidations`]): it holds no inode lock during these calls. The calls of users that
-//!    run at a time are limited ([`user_calls`]).
+//!    before the reply is sent, unless the mount ends ([`name_invalidations`]): it holds no inode
+//!    lock during these calls. The calls of users that run at a time are limited ([`user_calls`]).
 //! 6. The thread of the reply checks through which mounts the caller sees the volume, before it
 //!    changes anything ([`checked_caller`]).
 //! 7. The kernel copies nothing back of the arguments of `SUBVOL_SYNC_WAIT`, so those of its modes

@@ -16,9 +16,9 @@
 //! 3. A call is queued only while another one runs, whose thread runs it later. At the end of the
 //!    mount no caller waits, and the queued calls do not run.
 //! 4. No call that is counted here waits for another one, also not through a lock of the kernel:
-//!    the kernel holds none during these calls. A call that changes a name waits for the lock of the
-//!    directory, so a user whose program holds that lock delays its own later calls. A call that
-//!    waits for other programs by its nature is counted in `interrupts` instead.
+//!    the kernel holds none during these calls. A call that changes a name waits for the lock of
+//!    the directory, so a user whose program holds that lock delays its own later calls. A call
+//!    that waits for other programs by its nature is counted in `interrupts` instead.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
