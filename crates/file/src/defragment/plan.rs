@@ -97,7 +97,9 @@ fn groups(extents: &[ExaminedExtent]) -> Vec<Group> {
     let mut last: Option<&ExaminedExtent> = None;
     for extent in extents {
         let is_joined = last.is_some_and(|last| {
-            last.is_shared == extent.is_shared && follows(&last.mapping, &extent.mapping)
+            last.is_shared == extent.is_shared
+                && extent.mapping.bytes <= EXTENT_BYTES_MAX
+                && follows(&last.mapping, &extent.mapping)
         });
         match groups.last_mut().filter(|_| is_joined) {
             Some(group) => group.range.end = extent.mapping.end(),
