@@ -355,4 +355,13 @@ mod tests {
         assert_eq!(KIB_256.plan(&lone, &ALL, 0).1, 3 * BLOCK);
         assert_eq!(KIB_256.plan(&lone, &ALL, u64::MAX).1, u64::MAX);
     }
+
+    #[test]
+    fn an_extent_of_any_length_that_follows_a_short_one_makes_few_parts() {
+        let all = DefragmentRule { compresses: true, ..KIB_256 };
+        assert!(ranges(all, &file(&[plain(1, 1), plain(1 << 24, 2)])).len() <= 1);
+        // Contiguous extents of an ordinary length still count as one.
+        let two = file(&[plain(1 << 15, 1), plain(1 << 15, 1 + (1 << 15))]);
+        assert_eq!(ranges(all, &two).len(), 16);
+    }
 }
