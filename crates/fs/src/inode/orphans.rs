@@ -406,7 +406,9 @@ mod tests {
         };
         assert!(has_orphans() && removing.iter().any(|it| !it.is_finished()));
         drop(stops_eviction);
-        removing.into_iter().for_each(|it| it.join().unwrap());
+        for thread in removing {
+            thread.join().unwrap();
+        }
         write_state.cleaner.wait_until_evicted();
         assert!(!has_orphans());
         fs.close().unwrap();
@@ -449,7 +451,9 @@ mod tests {
         wait_until(|| writing.is_finished() || write_state.cleaner.is_awaited());
         drop(stops_eviction);
         writing.join().unwrap().unwrap();
-        removers.into_iter().for_each(|it| it.join().unwrap());
+        for thread in removers {
+            thread.join().unwrap();
+        }
         fs.close().unwrap();
     }
 
@@ -553,7 +557,9 @@ mod tests {
         wait_until(|| creating.is_finished() || write_state.cleaner.is_awaited());
         drop(stops_eviction);
         creating.join().unwrap().unwrap();
-        removers.into_iter().for_each(|it| it.join().unwrap());
+        for thread in removers {
+            thread.join().unwrap();
+        }
         fs.close().unwrap();
     }
 }
