@@ -138,6 +138,8 @@ impl FileState {
         let is_aligned = offset.is_multiple_of(SECTOR_BYTES);
         let whole = if is_aligned { written / BLOCK * BLOCK } else { 0 };
         let end = if whole > 0 { size.max(offset + length(whole)) } else { size };
+        // What a merge has put into the tree meanwhile stays.
+        let end = end.max(self.size_in_tree);
         if end < self.size() {
             self.shared.set_size(end);
             // Data that was written after it must not appear when the end moves (law 2).

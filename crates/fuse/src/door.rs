@@ -127,6 +127,7 @@ pub(crate) struct Door {
     has_long_setxattr: AtomicBool,
     deferred: Mutex<Vec<JoinHandle<()>>, rank::DeferredThreads>,
     user_calls: user_calls::UserCalls,
+    defragmentations: user_calls::UserCalls,
     name_invalidations: name_invalidations::NameInvalidations,
     interrupts: interrupts::Interrupts,
     /// An ioctl has shut the volume down: nothing is written any more.
@@ -167,6 +168,7 @@ impl Door {
             has_long_setxattr: AtomicBool::new(false),
             deferred: Mutex::default(),
             user_calls: user_calls::UserCalls::default(),
+            defragmentations: user_calls::UserCalls::of_long_calls(),
             name_invalidations: name_invalidations::NameInvalidations::default(),
             interrupts: interrupts::Interrupts::default(),
             is_shut_down: Arc::default(),
@@ -309,7 +311,7 @@ impl Door {
         // of the kernel, which a program may hold for any time.
         self.interrupts.end();
         self.name_invalidations.end();
-        for call in self.user_calls.end() {
+        for call in self.user_calls.end().into_iter().chain(self.defragmentations.end()) {
             call(Err(Errno::EIO));
         }
         let deferred = deferred.into_inner();

@@ -97,7 +97,9 @@ fn groups(extents: &[ExaminedExtent]) -> Vec<Group> {
     let mut last: Option<&ExaminedExtent> = None;
     for extent in extents {
         let is_joined = last.is_some_and(|last| {
-            last.is_shared == extent.is_shared && follows(&last.mapping, &extent.mapping)
+            last.is_shared == extent.is_shared
+                && extent.mapping.bytes <= EXTENT_BYTES_MAX
+                && follows(&last.mapping, &extent.mapping)
         });
         match groups.last_mut().filter(|_| is_joined) {
             Some(group) => group.range.end = extent.mapping.end(),
@@ -352,5 +354,14 @@ mod tests {
         let lone = file(&[plain(3, 100), plain(70, 200)]);
         assert_eq!(KIB_256.plan(&lone, &ALL, 0).1, 3 * BLOCK);
         assert_eq!(KIB_256.plan(&lone, &ALL, u64::MAX).1, u64::MAX);
+    }
+
+    #[test]
+    fn an_extent_of_any_length_that_follows_a_short_one_makes_few_parts() {
+        let all = DefragmentRule { compresses: true, ..KIB_256 };
+        assert!(ranges(all, &file(&[plain(1, 1), plain(1 << 24, 2)])).len() <= 1);
+        // Contiguous extents of an ordinary length still count as one.
+        let two = file(&[plain(1 << 15, 1), plain(1 << 15, 1 + (1 << 15))]);
+        assert_eq!(ranges(all, &two).len(), 16);
     }
 }

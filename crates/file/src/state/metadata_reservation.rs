@@ -165,8 +165,12 @@ impl FileState {
         let mut metadata_reservation = self.metadata_reservation();
         let (blocks, extents) = self.shared.in_flight().writes_in_flight();
         if extents == 0 && self.prepared_edges == 0 && self.shared.overlay().is_empty() {
+            // Under one lock: a direct write that begins now reserves for itself.
+            let whole = metadata_reservation.take();
             drop(metadata_reservation);
-            self.drop_metadata();
+            if let Some(whole) = whole {
+                self.release_charge(whole.bytes());
+            }
             return;
         }
         let Some(reservation) = &mut *metadata_reservation else { return };

@@ -52,6 +52,7 @@ impl Drop for Evicting<'_> {
 }
 
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each tells another thread another thing")]
 struct State {
     is_due: bool,
     is_stopped: bool,

@@ -161,6 +161,11 @@ impl File {
     /// then ends at the end of the range. Returns the number of bytes. A change that fails leaves
     /// each byte as it was, or zero.
     fn copy_hole(&self, range: Range<u64>, privileges: Privileges) -> Result<u64> {
+        let filesystem = self.pin()?.filesystem();
+        filesystem.with_quota_room(self.id().subvolume, || self.copy_hole_once(&range, privileges))
+    }
+
+    fn copy_hole_once(&self, range: &Range<u64>, privileges: Privileges) -> Result<u64> {
         let _watch = self.watch_panics();
         self.alter(privileges, |file, inode, stamp| {
             self.may_write(inode)?;

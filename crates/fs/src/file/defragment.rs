@@ -153,6 +153,19 @@ impl File {
     /// written. The contents of the file are the same also then, and the parts that were written
     /// again before stay.
     pub fn defragment(&self, options: &DefragmentOptions) -> Result<Defragmented> {
+        self.defragment_while(options, &|| true)
+    }
+
+    /// As [`File::defragment`], as long as `goes_on` returns true, which is called before each
+    /// part. Returns what was done until then.
+    ///
+    /// # Errors
+    /// As [`File::defragment`].
+    pub fn defragment_while(
+        &self,
+        options: &DefragmentOptions,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Defragmented> {
         let _watch = self.watch_panics();
         let pin = self.pin()?;
         let filesystem = pin.filesystem();
@@ -175,7 +188,7 @@ impl File {
             compresses: compressor.is_some(),
             keeps_shared: options.shared == SharedExtents::Keep,
         };
-        self.defragment_windows(&range, (rule, compressor), &mut done)?;
+        self.defragment_windows(&range, (rule, compressor), goes_on, &mut done)?;
         done.extents_after = self.extents_in(&range)?;
         Ok(done)
     }
@@ -185,15 +198,22 @@ impl File {
         &self,
         range: &Range<u64>,
         (rule, compressor): (DefragmentRule, Option<Compressor>),
+        goes_on: &dyn Fn() -> bool,
         done: &mut Defragmented,
     ) -> Result<()> {
         let mut start = range.start.saturating_sub(EXTENT_BYTES_MAX);
         let (mut from, mut reached, mut attempts) = (range.start, u64::MAX, 0);
         'windows: loop {
+            if !goes_on() {
+                return Ok(());
+            }
             let window = self.examine(&rule, start, range)?;
             let wanted = from.max(window.range.start)..window.range.end;
             let (plan, reached_next) = rule.plan(&window.extents, &wanted, reached);
             for part in &plan.parts {
+                if !goes_on() {
+                    return Ok(());
+                }
                 let rewritten = self.with_space(|| self.rewrite(&window, part, compressor))?;
                 let Range { start: part_start, end: part_end } = part.range();
                 let bytes = part_end - part_start;
@@ -290,11 +310,13 @@ impl File {
         let last_snapshot = forest.last_snapshot(tree)?;
         let is_selectable = |mapping: &Mapping| rule.compresses || mapping.bytes < rule.threshold;
         // In the order of the extent tree.
-        let mut unsure = BTreeMap::new();
+        let (mut unsure, mut references) = (BTreeMap::new(), HashMap::new());
         for mapping in mappings.iter().filter(|mapping| is_selectable(mapping)) {
             let Some((extent, generation, skip)) = in_tree(mapping) else { continue };
             let offset = mapping.offset.wrapping_sub(skip);
             let reference = DataRef { tree, ino: Ino(id.ino), offset, count: 1 };
+            // First: what is added after this is noticed.
+            references.insert(extent.logical, forest.data_refs(extent.logical, extent.bytes)?);
             if generation <= last_snapshot
                 || forest.is_shared(extent.logical, extent.bytes, &reference)?
             {
@@ -311,16 +333,12 @@ impl File {
                 };
             }
         }
-        let mut window =
-            Window { extents: Vec::new(), range, references: HashMap::new(), last_snapshot };
+        references.retain(|logical, _| unsure.get(logical) != Some(&true));
+        let mut window = Window { extents: Vec::new(), range, references, last_snapshot };
         for mapping in mappings {
             let at = in_tree(&mapping);
             let found = at.and_then(|(extent, ..)| unsure.get(&extent.logical));
             let is_shared = found.copied().unwrap_or(false);
-            if let Some((extent, ..)) = at.filter(|_| !is_shared && is_selectable(&mapping)) {
-                let references = forest.data_refs(extent.logical, extent.bytes)?;
-                window.references.insert(extent.logical, references);
-            }
             window.extents.push(ExaminedExtent { mapping, is_shared });
         }
         Ok(window)

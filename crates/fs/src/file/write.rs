@@ -340,16 +340,20 @@ impl File {
         if inode.flags.contains(InodeFlags::APPEND) && !preallocates {
             return Err(Error::NotPermitted { what: "the file is append-only" });
         }
-        self.alter(privileges, |file, _, stamp| {
-            match how {
-                Allocate::Extend => file.allocate(range, FallocateSize::Extend, stamp),
-                Allocate::KeepSize => file.allocate(range, FallocateSize::Keep, stamp),
-                Allocate::PunchHole => file.punch_hole(range, stamp),
-                Allocate::Zero => file.zero_range(range, FallocateSize::Extend, stamp),
-                Allocate::ZeroKeepSize => file.zero_range(range, FallocateSize::Keep, stamp),
-            }
-            .map_err(Error::from)
-        })
+        let allocate = |range: Range<u64>| {
+            self.alter(privileges, |file, _, stamp| {
+                match how {
+                    Allocate::Extend => file.allocate(range, FallocateSize::Extend, stamp),
+                    Allocate::KeepSize => file.allocate(range, FallocateSize::Keep, stamp),
+                    Allocate::PunchHole => file.punch_hole(range, stamp),
+                    Allocate::Zero => file.zero_range(range, FallocateSize::Extend, stamp),
+                    Allocate::ZeroKeepSize => file.zero_range(range, FallocateSize::Keep, stamp),
+                }
+                .map_err(Error::from)
+            })
+        };
+        let subvolume = self.id().subvolume;
+        pin.filesystem().with_quota_room(subvolume, || allocate(range.clone()))
     }
 
     /// Makes the file's data, attributes and names durable: writes its dirty pages back, and what

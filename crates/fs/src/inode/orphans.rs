@@ -299,8 +299,11 @@ pub(crate) fn require_no_entries(subvolume: &WritableSubvolume, dir: Ino) -> Res
 
 #[cfg(test)]
 mod tests {
-    use crate::{EnospcInjector, FileId, Filesystem, MountOptions, NewInode, RenameFlags};
+    use crate::{
+        EnospcInjector, FileId, Filesystem, MountOptions, NewInode, QgroupLimits, RenameFlags,
+    };
     use butternut_device::{Device, MemoryDevice};
+    use butternut_format::quota::QgroupId;
     use butternut_format::units::Ino;
     use butternut_mkfs::MkfsOptions;
     use butternut_names as names;
@@ -403,7 +406,9 @@ mod tests {
         };
         assert!(has_orphans() && removing.iter().any(|it| !it.is_finished()));
         drop(stops_eviction);
-        removing.into_iter().for_each(|it| it.join().unwrap());
+        for thread in removing {
+            thread.join().unwrap();
+        }
         write_state.cleaner.wait_until_evicted();
         assert!(!has_orphans());
         fs.close().unwrap();
@@ -446,7 +451,9 @@ mod tests {
         wait_until(|| writing.is_finished() || write_state.cleaner.is_awaited());
         drop(stops_eviction);
         writing.join().unwrap().unwrap();
-        removers.into_iter().for_each(|it| it.join().unwrap());
+        for thread in removers {
+            thread.join().unwrap();
+        }
         fs.close().unwrap();
     }
 
@@ -518,5 +525,41 @@ mod tests {
         let mut bytes = vec![0; 8192];
         assert_eq!(fs.open_file(id).unwrap().read_at(0, &mut bytes).unwrap(), 8192);
         assert_eq!(bytes, vec![7; 8192]);
+    }
+
+    /// The call that removes the second file returns before the cleaner has deleted it.
+    #[test]
+    fn a_create_at_a_limit_waits_for_the_orphans_that_are_queued() {
+        let fs = filesystem_with(MountOptions::default().commit_seconds(3600));
+        assert!(fs.enable_quotas().unwrap());
+        let sub = fs.create_subvolume(fs.root(), b"sub", &NewInode::new(0o755)).unwrap();
+        let dir = FileId::root_of(sub);
+        for name in [&b"a"[..], b"b"] {
+            let id = fs.create(dir, name, &NewInode::new(0o644)).unwrap();
+            fs.open_file(id).unwrap().write_at(0, &vec![1; 1 << 20]).unwrap();
+        }
+        fs.sync().unwrap();
+        let quotas = fs.quotas().unwrap().unwrap();
+        let used = quotas.groups.iter().find(|group| group.id.0 == sub).unwrap().usage.referenced;
+        let limits = QgroupLimits { referenced: Some(used), exclusive: None };
+        fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+        let write_state = fs.write_state().unwrap();
+        let stops_eviction = write_state.merges.exclude();
+        let removers = [&b"a"[..], b"b"].map(|name| {
+            let remover = fs.clone();
+            let removing = thread::spawn(move || remover.unlink(dir, name).unwrap());
+            wait_until(|| fs.lookup(dir, name).is_err());
+            wait_until(|| name == b"a" || removing.is_finished());
+            removing
+        });
+        let creator = fs.clone();
+        let creating = thread::spawn(move || creator.create(dir, b"c", &NewInode::new(0o644)));
+        wait_until(|| creating.is_finished() || write_state.cleaner.is_awaited());
+        drop(stops_eviction);
+        creating.join().unwrap().unwrap();
+        for thread in removers {
+            thread.join().unwrap();
+        }
+        fs.close().unwrap();
     }
 }

@@ -90,6 +90,10 @@ impl Filesystem {
     /// file.
     pub fn set_attributes(&self, id: FileId, set: &SetAttributes) -> Result<Stat> {
         let _timed = self.timed(Operation::SetAttributes);
+        self.with_quota_room(id.subvolume, || self.set_attributes_once(id, set))
+    }
+
+    fn set_attributes_once(&self, id: FileId, set: &SetAttributes) -> Result<Stat> {
         let writing = self.begin()?;
         let write_state = &*writing;
         let subvolume = self.writable_subvolume(write_state, id)?;

@@ -6,16 +6,16 @@
 //!    an operation that is refused writes back and merges the files of all subvolumes that share
 //!    the limit, and is attempted once more.
 //! 2. No inode is locked meanwhile: the files are locked for it.
-//!
-//! Left to others: the commit after data was deleted (`change`, `file/write`).
+//! 3. Orphans that are queued for the cleaner are deleted first, and a commit follows if data was
+//!    deleted: both make room.
 
 use crate::write_state::WriteState;
 use crate::{Error, Filesystem, Result};
 use butternut_format::units::TreeId;
 
 impl Filesystem {
-    /// Runs an operation on a subvolume. At a limit, writes back what is charged below it, and runs
-    /// the operation once more.
+    /// Runs an operation on a subvolume. At a limit, makes room (laws 1 and 3), and runs the
+    /// operation once more.
     pub(crate) fn with_quota_room<R>(
         &self,
         subvolume: u64,
@@ -28,7 +28,16 @@ impl Filesystem {
         let writing = self.begin()?;
         let is_written = self.write_back_charged(&writing, subvolume);
         drop(writing);
-        if is_written { run() } else { result }
+        let write_state = self.may_begin()?;
+        let result =
+            if write_state.cleaner.wait_until_evicted() || is_written { run() } else { result };
+        if result.as_ref().is_err_and(Error::is_quota_exceeded)
+            && self.forest().commit_may_free_quota(TreeId(subvolume))
+        {
+            self.commit()?;
+            return run();
+        }
+        result
     }
 
     /// Writes back and merges the files of all subvolumes that share a limit with one. Returns

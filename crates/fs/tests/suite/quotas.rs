@@ -479,3 +479,47 @@ fn a_file_is_created_with_little_room_below_a_limit() {
     drop(file);
     drop(volume.reopen(fs));
 }
+
+/// The deleted data makes room, as for a write.
+#[test]
+fn a_file_is_made_longer_at_a_limit_after_a_deletion() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    fs.create_path(b"sub/big", &new(0o644)).unwrap().write_all_at(0, &vec![1; 1 << 20]).unwrap();
+    let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
+    fill(&fs, sub);
+    fs.unlink(FileId::root_of(sub), b"big").unwrap();
+    file.truncate(1 << 20).unwrap();
+    drop(file);
+    drop(volume.reopen(fs));
+}
+
+/// What dirty files were charged too much is no reason to refuse a longer file. A write is charged
+/// 4544 bytes here, a truncation 5544, so it is a truncation that comes to the limit first.
+#[test]
+fn a_file_is_made_longer_while_other_files_are_charged_too_much() {
+    const FILES: usize = 400;
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let spare = fs.create_path(b"sub/spare", &new(0o644)).unwrap();
+    let small: Vec<_> = (0..FILES)
+        .map(|number| fs.create_path(format!("sub/file{number}").as_bytes(), &new(0o644)).unwrap())
+        .collect();
+    fs.sync().unwrap();
+    let quotas = fs.quotas().unwrap().unwrap();
+    let used = quotas.groups.iter().find(|group| group.id.0 == sub).unwrap().usage.referenced;
+    // 400 files of 1500 bytes need about 750 KiB in leaves.
+    let limits = QgroupLimits { referenced: Some(used + (1280 << 10)), exclusive: None };
+    fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+    for (number, file) in small.iter().enumerate() {
+        file.write_all_at(0, &[7; 1500]).unwrap();
+        spare.truncate(0).unwrap();
+        spare.truncate(2000).unwrap_or_else(|error| panic!("after {number} files: {error}"));
+    }
+    drop((small, spare));
+    drop(volume.reopen(fs));
+}

@@ -20,6 +20,7 @@ use butternut_sys::affinity;
 use crate::connection;
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
+use crate::door::user_calls::UserCalls;
 use crate::door::{Door, Outcome, guarded};
 use crate::errno::{Errno, ErrnoResult};
 
@@ -81,10 +82,22 @@ impl Door {
         bytes: usize,
         answer: impl FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
+        self.reply_deferred_within(&self.user_calls, request, bytes, answer)
+    }
+
+    /// As [`Self::reply_deferred_to_user`], counted among some calls.
+    pub(super) fn reply_deferred_within(
+        &self,
+        calls: &UserCalls,
+        request: &Request<'_>,
+        bytes: usize,
+        answer: impl FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
+    ) -> ErrnoResult<Outcome> {
         if self.is_administrator(request) {
             return self.reply_deferred(request, bytes, answer);
         }
-        let (calls, user) = (self.user_calls.clone(), request.header.uid);
+        let (calls, user) = (calls.clone(), request.header.uid);
+        let of_others = calls.clone();
         let call = Box::new(self.deferred_call(request, bytes, answer));
         let Some(call) = calls.begin(user, call) else { return Ok(Outcome::NoReply) };
         let run = move || {
@@ -97,7 +110,7 @@ impl Door {
         if let Err(errno) = self.spawn_deferred(run) {
             // No other thread may be there to run what was queued meanwhile.
             let mut ended = user;
-            while let Some((user, call)) = self.user_calls.finish(ended) {
+            while let Some((user, call)) = of_others.finish(ended) {
                 call(Err(errno));
                 ended = user;
             }

@@ -16,7 +16,9 @@
 //!    sharing ([`defragment_calls`](butternut_sys::defragment_calls)).
 //!    Since btrfs-progs refuses a FUSE mount before it makes a call, other programs make these.
 //! 4. The calls read and write much, so their replies are deferred. Writes that the kernel has
-//!    cached and not sent are sent first. Its pages stay valid: no byte changes.
+//!    cached and not sent are sent first. Its pages stay valid: no byte changes. They may take
+//!    hours, so few of users run at a time (`user_calls`), and each ends after its current part
+//!    when its caller is interrupted or the mount ends.
 
 use std::sync::Arc;
 
@@ -103,10 +105,18 @@ impl Door {
         let device = Arc::clone(request.device);
         let returned =
             sized.map_or(0, |_| size_of::<DefragmentRange>() + size_of::<DefragmentDone>());
-        self.reply_deferred(request, size_of::<IoctlOut>() + returned, move |reply| {
+        let bytes = size_of::<IoctlOut>() + returned;
+        let user = (!self.is_administrator(request)).then_some(request.header.uid);
+        let waiting = self.interrupts.begin(request.header.unique, user).ok_or(Errno::EAGAIN)?;
+        // Law 4.
+        self.reply_deferred_within(&self.defragmentations, request, bytes, move |reply| {
             caller.may_change()?;
             unsent.write_back(&device)?;
-            let done = filesystem.open_file(id)?.defragment(&options)?;
+            let file = filesystem.open_file(id)?;
+            let done = file.defragment_while(&options, &|| waiting.goes_on())?;
+            if !waiting.goes_on() {
+                return Err(Errno::EINTR);
+            }
             reply.push(&IoctlOut::default())?;
             let Some(range) = sized else { return Ok(()) };
             reply.push(&range)?;
@@ -121,7 +131,8 @@ fn options(range: &DefragmentRange) -> ErrnoResult<DefragmentOptions> {
         return Err(Errno::EOPNOTSUPP);
     }
     let compressor = if range.flags & COMPRESS == 0 { None } else { Some(compressor(range)?) };
-    let end = range.start.saturating_add(range.len);
+    // As in the kernel, nothing means the rest of the file.
+    let end = if range.len == 0 { u64::MAX } else { range.start.saturating_add(range.len) };
     Ok(DefragmentOptions::default()
         .range(range.start..end)
         .threshold(range.extent_thresh.into())

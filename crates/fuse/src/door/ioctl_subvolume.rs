@@ -25,7 +25,7 @@
 //!    ([`checked_caller`]).
 //! 5. The calls commit, so their replies are deferred. The kernel forgets the name that has changed
 //!    before the reply is sent, unless the mount ends ([`name_invalidations`]): it holds no inode
-//!    lock during these calls. The calls of users that run at a time are limited ([`user_calls`]).
+//!    lock during these calls.
 //! 6. The thread of the reply checks through which mounts the caller sees the volume, before it
 //!    changes anything ([`checked_caller`]).
 //! 7. The kernel copies nothing back of the arguments of `SUBVOL_SYNC_WAIT`, so those of its modes
@@ -346,7 +346,7 @@ impl Door {
         }
         let read_only = flags & READ_ONLY != 0;
         let (gates, filesystem) = (Arc::clone(self.handles.write_gates()), self.filesystem.clone());
-        self.reply_deferred_to_user(request, size_of::<IoctlOut>(), move |reply| {
+        self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
             caller.may_change()?;
             let closed = if read_only { Some(gates.close(root.subvolume)?) } else { None };
             filesystem.set_subvolume_read_only(root.subvolume, read_only)?;
@@ -401,7 +401,7 @@ impl Door {
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         let (caller, invalidations) =
             (self.checked_caller(request), self.name_invalidations.clone());
-        self.reply_deferred_to_user(request, size_of::<IoctlOut>(), move |reply| {
+        self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
             caller.may_change()?;
             // The kernel unmounts what is mounted below a name that it forgets, so a call that has
             // changed nothing must not make it forget one.

@@ -102,17 +102,17 @@ mod tests {
         assert!(invalidations.wait_for(|| ()));
         assert!(invalidations.0.state.lock().running.is_empty());
         let (stop, stopped) = channel::<()>();
-        let (begin, begun) = channel();
+        let (started, has_started) = channel();
         let waiting = {
             let invalidations = invalidations.clone();
             thread::spawn(move || {
                 invalidations.wait_for(move || {
-                    begin.send(()).unwrap();
+                    started.send(()).unwrap();
                     stopped.recv().unwrap_or_default();
                 })
             })
         };
-        begun.recv().unwrap();
+        has_started.recv().unwrap();
         assert!(!waiting.is_finished());
         invalidations.end();
         assert!(waiting.join().unwrap());

@@ -10,15 +10,15 @@
 //!
 //! 1. Of one user at most [`CALLS_OF_USER_MAX`] calls run, so that they are no obstacle to other
 //!    users. Of all users at most [`CALLS_MAX`] run: a user may have many user ids in namespaces of
-//!    its own. Calls of administrators are not counted here.
+//!    its own. Calls of administrators are not counted here. Calls that may take very long are
+//!    counted apart, with limits of their own.
 //! 2. A call above a limit is queued, and fails no more than one below. When a call has ended, its
 //!    thread runs the first queued call of the user with the fewest that run.
 //! 3. A call is queued only while another one runs, whose thread runs it later. At the end of the
 //!    mount no caller waits, and the queued calls do not run.
-//! 4. No call that is counted here waits for another one, also not through a lock of the kernel:
-//!    the kernel holds none during these calls. A call that changes a name waits for the lock of
-//!    the directory, so a user whose program holds that lock delays its own later calls. A call
-//!    that waits for other programs by its nature is counted in `interrupts` instead.
+//! 4. No call that is counted here waits for another one, or for a program: a call that changes a
+//!    name waits for the kernel's lock of the directory, which a program may hold for any time, so
+//!    it is not counted here. What a caller may do is checked before its call is queued.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,6 +30,9 @@ use crate::errno::ErrnoResult;
 /// Maximum number of calls that run at a time, of all users and of one (law 1).
 const CALLS_MAX: usize = 64;
 const CALLS_OF_USER_MAX: usize = 16;
+/// The same of calls that may take very long, and much memory.
+const LONG_CALLS_MAX: usize = 4;
+const LONG_CALLS_OF_USER_MAX: usize = 2;
 
 /// A call. With an error it only sends that as the reply.
 pub(super) type Call = Box<dyn FnOnce(ErrnoResult<()>) + Send>;
@@ -37,15 +40,30 @@ pub(super) type Call = Box<dyn FnOnce(ErrnoResult<()>) + Send>;
 #[derive(Clone, Default)]
 pub(super) struct UserCalls(Arc<Mutex<State, rank::UserCalls>>);
 
-#[derive(Default)]
 struct State {
+    /// Maximum numbers of calls of all users and of one.
+    most: (usize, usize),
     /// Number of calls that run, of each user that has any.
     running: HashMap<u32, usize>,
     running_of_all: usize,
     queued: VecDeque<(u32, Call)>,
 }
 
+impl Default for State {
+    fn default() -> Self {
+        let (running, queued) = (HashMap::new(), VecDeque::new());
+        Self { most: (CALLS_MAX, CALLS_OF_USER_MAX), running, running_of_all: 0, queued }
+    }
+}
+
 impl UserCalls {
+    /// For calls of which few may run at a time.
+    pub(super) fn of_long_calls() -> Self {
+        let calls = Self::default();
+        calls.0.lock().most = (LONG_CALLS_MAX, LONG_CALLS_OF_USER_MAX);
+        calls
+    }
+
     /// Counts a call of a user and returns it, or queues it (law 2).
     pub(super) fn begin(&self, user: u32, call: Call) -> Option<Call> {
         let mut state = self.0.lock();
@@ -80,7 +98,8 @@ impl State {
     }
 
     fn may_run(&self, user: u32) -> bool {
-        self.running_of_all < CALLS_MAX && self.running_of(user) < CALLS_OF_USER_MAX
+        let (of_all, of_user) = self.most;
+        self.running_of_all < of_all && self.running_of(user) < of_user
     }
 
     /// Returns the place of the queued call that runs next, and its user.

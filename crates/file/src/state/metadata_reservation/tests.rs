@@ -1,9 +1,13 @@
 //! Whether each operation leaves the file with the reservation that its merge needs (law 1).
 
+use crate::compress::Compressor;
+use crate::defragment::{DefragmentRule, ExaminedExtent, RewritePart, Rewritten};
 use crate::direct::AllocationRun;
 use crate::error::FileError;
+use crate::extent_map::Mappings;
 use crate::state::{FallocateSize, FileState};
 use crate::test_volume::{file, file_of, open, open_with};
+use butternut_format::file_extent::Compression;
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::SECTOR_BYTES;
 use butternut_space::Reservation;
@@ -183,4 +187,48 @@ fn a_refused_operation_keeps_nothing_reserved_for_a_clean_file() {
         }
     }
     assert!(refused >= 15, "{refused} operations were refused");
+}
+
+fn part_of_all(file: &FileState) -> RewritePart {
+    let examined = |mapping: Result<_, FileError>| ExaminedExtent {
+        mapping: mapping.expect("a readable tree"),
+        is_shared: false,
+    };
+    let extents: Vec<ExaminedExtent> =
+        Mappings::of(file.view(), 0..u64::MAX).map(examined).collect();
+    let rule = DefragmentRule { threshold: 1 << 20, compresses: true, keeps_shared: false };
+    let (mut plan, _) = rule.plan(&extents, &(0..u64::MAX), u64::MAX);
+    assert_eq!(plan.parts.len(), 1);
+    plan.parts.remove(0)
+}
+
+#[test]
+fn a_part_that_is_not_written_again_leaves_no_reservation() {
+    let source = open();
+    let mut file = file(&source);
+    let mut state = 1_u64;
+    let mut noise = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state.to_le_bytes()[7]
+    };
+    let bytes: Vec<u8> = (0..BLOCK * 64).map(|_| noise()).collect();
+    assert_eq!(file.write_direct(0, &bytes).expect("space"), bytes.len());
+    file.merge(&mut |_| {}).expect("space");
+    assert!(file.is_clean());
+    assert_eq!(file.metadata_bytes_reserved(), 0);
+
+    // One extent that does not compress: it stays.
+    let part = part_of_all(&file);
+    let zstd = Compressor::new(Compression::Zstd);
+    assert_eq!(file.rewrite(&part, zstd).expect("space"), Rewritten::NotBetter);
+    assert!(file.is_clean());
+    assert_eq!(file.metadata_bytes_reserved(), 0, "NotBetter");
+
+    // The file has changed since it was examined.
+    assert_eq!(file.write_direct(0, &bytes[..BLOCK]).expect("space"), BLOCK);
+    file.merge(&mut |_| {}).expect("space");
+    assert_eq!(file.metadata_bytes_reserved(), 0);
+    assert_eq!(file.rewrite(&part, zstd).expect("space"), Rewritten::Changed);
+    assert!(file.is_clean());
+    assert_eq!(file.metadata_bytes_reserved(), 0, "Changed");
 }
