@@ -91,10 +91,6 @@ impl FileState {
         compressor: Option<Compressor>,
     ) -> Result<Rewritten, FileError> {
         let rewritten = self.rewrite_part(part, compressor);
-        if !matches!(rewritten, Ok(Rewritten::Done)) {
-            // No merge follows, which would return what is reserved.
-            self.trim_metadata();
-        }
         self.end_operation(rewritten)
     }
 

@@ -81,10 +81,19 @@ pub struct Encoding {
     pub generation: Generation,
 }
 
+/// The bit of generations of compressed extents that are in no tree. No transaction ever has such a
+/// generation.
+const IN_NO_TREE: u64 = 1 << 63;
+
+impl Encoding {
+    /// Returns whether the extent is in a tree, so that its generation is that of a transaction.
+    pub fn is_in_tree(&self) -> bool {
+        self.generation.0 != 0 && self.generation.0 & IN_NO_TREE == 0
+    }
+}
+
 impl CompressedExtent {
     pub(crate) fn encoding(&self) -> Encoding {
-        /// No transaction ever has such a generation.
-        const IN_NO_TREE: u64 = 1 << 63;
         let Self { ram_bytes, compression, serial, .. } = *self;
         Encoding { compression, ram_bytes, generation: Generation(IN_NO_TREE | serial) }
     }

@@ -8,7 +8,7 @@
 //! 2. A merge returns its part of the reservation after its changes are in the trees, so no other
 //!    operation can take that space in between. The part of prepared edges, which become dirty
 //!    after the edit of the trees, stays reserved.
-//! 3. An operation that fails leaves no reservation with a file that is clean.
+//! 3. An operation leaves no reservation with a file that is clean: no merge would return it.
 //! 4. The bytes of a reservation are charged to the quota of the subvolume, so that what merges add
 //!    to its tree, the data of inline files too, was below its limits when it was accepted. Files
 //!    with nodatacow are the exception: a write in place is accepted at a limit.
@@ -97,11 +97,17 @@ impl FileState {
     /// Returns what the reservation has grown by since it had `bytes` bytes. The caller holds the
     /// inode lock exclusively, so no direct write has begun meanwhile.
     pub(crate) fn shrink_metadata(&self, bytes: u64) {
-        let mut metadata_reservation = self.metadata_reservation();
-        let Some(reservation) = &mut *metadata_reservation else { return };
+        self.keep_metadata(self.metadata_reservation(), bytes);
+    }
+
+    /// Returns what the reservation has beyond `bytes` bytes, and ends its charge.
+    fn keep_metadata(&self, mut held: MutexGuard<'_, Option<Reservation>>, bytes: u64) {
+        let Some(reservation) = &mut *held else { return };
         let unused = reservation.bytes().saturating_sub(bytes);
         reservation.spend(unused);
-        drop(metadata_reservation);
+        let ended = held.take_if(|reservation| reservation.bytes() == 0);
+        drop(held);
+        drop(ended);
         self.release_charge(unused);
     }
 
@@ -162,23 +168,14 @@ impl FileState {
     /// Returns the part of the reservation that is not needed any more. Direct writes may begin
     /// meanwhile.
     pub(crate) fn trim_metadata(&self) {
-        let mut metadata_reservation = self.metadata_reservation();
+        // Under one lock: a direct write that begins now reserves for itself.
+        let held = self.metadata_reservation();
         let (blocks, extents) = self.shared.in_flight().writes_in_flight();
-        if extents == 0 && self.prepared_edges == 0 && self.shared.overlay().is_empty() {
-            // Under one lock: a direct write that begins now reserves for itself.
-            let whole = metadata_reservation.take();
-            drop(metadata_reservation);
-            if let Some(whole) = whole {
-                self.release_charge(whole.bytes());
-            }
-            return;
-        }
-        let Some(reservation) = &mut *metadata_reservation else { return };
-        let wanted = self.metadata_bytes(extents, blocks, self.size());
-        let unused = reservation.bytes().saturating_sub(wanted);
-        reservation.spend(unused);
-        drop(metadata_reservation);
-        self.release_charge(unused);
+        let is_unneeded =
+            extents == 0 && self.prepared_edges == 0 && self.shared.overlay().is_empty();
+        let size = self.size();
+        let wanted = if is_unneeded { 0 } else { self.metadata_bytes(extents, blocks, size) };
+        self.keep_metadata(held, wanted);
     }
 
     /// Ends an operation on the file (law 3).
@@ -186,7 +183,7 @@ impl FileState {
         &mut self,
         result: Result<R, FileError>,
     ) -> Result<R, FileError> {
-        if result.is_err() && self.is_clean() {
+        if self.is_clean() {
             self.release_unused_data();
             self.trim_metadata();
         }
@@ -195,10 +192,7 @@ impl FileState {
 
     /// Returns the whole reservation.
     pub(crate) fn drop_metadata(&self) {
-        let whole = self.metadata_reservation().take();
-        if let Some(whole) = whole {
-            self.release_charge(whole.bytes());
-        }
+        self.keep_metadata(self.metadata_reservation(), 0);
     }
 
     /// After a panic: the reservation changes in a single call, and a panic in that call leaves a
