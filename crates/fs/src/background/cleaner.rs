@@ -6,9 +6,9 @@
 //! 1. The thread does not keep the filesystem open. Closing the filesystem stops it after its
 //!    current step; the next open for writing goes on.
 //! 2. Subvolumes whose files are open are looked at again every few seconds, until they are free.
-//! 3. Nothing waits for the thread, except a write to a full volume, which waits for the orphans
-//!    that are queued. What it cannot free is looked at again, as in law 2; an orphan, at the next
-//!    open.
+//! 3. Nothing waits for the thread, except a write to a full volume and an operation at the limit
+//!    of a quota, which wait for the orphans that are queued. What it cannot free is looked at
+//!    again, as in law 2; an orphan, at the next open.
 //! 4. Queued orphans go before subvolumes, also between two steps of freeing one.
 
 use crate::background::cleaner_signal::CleanerSignal;

@@ -51,12 +51,19 @@ impl Drop for Evicting<'_> {
     }
 }
 
+/// The cleaner thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Thread {
+    #[default]
+    None,
+    Runs,
+    Stopped,
+}
+
 #[derive(Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each tells another thread another thing")]
 struct State {
     is_due: bool,
-    is_stopped: bool,
-    has_thread: bool,
+    thread: Thread,
     /// A caller deletes a large orphan.
     is_caller_evicting: bool,
     /// Orphans that the cleaner is to delete.
@@ -72,6 +79,12 @@ struct State {
     read_only: BTreeSet<u64>,
 }
 
+impl State {
+    fn is_stopped(&self) -> bool {
+        self.thread == Thread::Stopped
+    }
+}
+
 impl CleanerSignal {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
@@ -81,8 +94,8 @@ impl CleanerSignal {
     pub(crate) fn begin_eviction(&self, entry: &Arc<InodeEntry>) -> Option<Evicting<'_>> {
         let mut state = self.state();
         let is_alone = !state.is_caller_evicting;
-        let is_left = state.has_thread && !state.is_stopped;
-        if is_alone || !is_left || state.evictions.len() >= EVICTIONS_MAX {
+        let is_left = state.thread == Thread::Runs && state.evictions.len() < EVICTIONS_MAX;
+        if is_alone || !is_left {
             state.is_caller_evicting = true;
             return Some(Evicting { signal: self, is_alone });
         }
@@ -97,7 +110,7 @@ impl CleanerSignal {
     /// Returns the next orphan that the cleaner is to delete.
     pub(super) fn next_eviction(&self) -> Option<Arc<InodeEntry>> {
         let mut state = self.state();
-        if state.is_stopped { None } else { state.evictions.pop_front() }
+        if state.is_stopped() { None } else { state.evictions.pop_front() }
     }
 
     /// Records that the cleaner has deleted an orphan, or that it could not.
@@ -115,7 +128,7 @@ impl CleanerSignal {
         let until = state.queued;
         let was_queued = state.evicted < until;
         state.awaiting += 1;
-        while state.evicted < until && !state.is_stopped {
+        while state.evicted < until && !state.is_stopped() {
             state = self.evicted.wait(state);
         }
         state.awaiting -= 1;
@@ -129,7 +142,7 @@ impl CleanerSignal {
     }
 
     pub(super) fn start(&self) {
-        self.state().has_thread = true;
+        self.state().thread = Thread::Runs;
     }
 
     /// Records that a subvolume was deleted.
@@ -169,26 +182,26 @@ impl CleanerSignal {
     /// Waits until the number of subvolumes that were freed is not `seen`, at most for a time.
     pub(crate) fn wait_until_cleaned(&self, seen: u64, at_most: Duration) {
         let state = self.state();
-        if state.cleaned == seen && !state.is_stopped {
+        if state.cleaned == seen && !state.is_stopped() {
             drop(self.freed.wait_timeout(state, at_most));
         }
     }
 
     pub(super) fn stop(&self) {
-        self.state().is_stopped = true;
+        self.state().thread = Thread::Stopped;
         self.wake.notify_all();
         self.freed.notify_all();
         self.evicted.notify_all();
     }
 
     pub(super) fn is_stopped(&self) -> bool {
-        self.state().is_stopped
+        self.state().is_stopped()
     }
 
     /// Waits until there may be something to free. Returns `false` at the end.
     pub(super) fn wait(&self, has_left: bool) -> bool {
         let mut state = self.state();
-        while !state.is_due && !state.is_stopped {
+        while !state.is_due && !state.is_stopped() {
             if has_left {
                 state = self.wake.wait_timeout(state, RETRY).0;
                 break;
@@ -196,6 +209,6 @@ impl CleanerSignal {
             state = self.wake.wait(state);
         }
         state.is_due = false;
-        !state.is_stopped
+        !state.is_stopped()
     }
 }

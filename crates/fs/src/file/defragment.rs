@@ -29,6 +29,7 @@ use butternut_format::extent::DataRef;
 use butternut_format::file_extent::DiskExtent;
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::{Generation, Ino, Logical, SECTOR_BYTES, TreeId, length};
+use butternut_tree::DATA_EXTENT_BYTES_MAX;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
@@ -38,10 +39,6 @@ const THRESHOLD: u64 = 256 << 10;
 const WINDOW_EXTENTS: usize = 4096;
 /// How often a window is examined again because the file has changed (law 2).
 const ATTEMPTS_MAX: u32 = 8;
-/// The longest extent, in bytes: so far before a range may an extent begin that reaches into it.
-const EXTENT_BYTES_MAX: u64 = 128 << 20;
-/// Extents that are in no tree have no generation, or one with this bit.
-const IN_NO_TREE: u64 = 1 << 63;
 
 /// What [`File::defragment`] does with extents that are shared with other files or snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -201,7 +198,8 @@ impl File {
         goes_on: &dyn Fn() -> bool,
         done: &mut Defragmented,
     ) -> Result<()> {
-        let mut start = range.start.saturating_sub(EXTENT_BYTES_MAX);
+        // So far before the range may an extent begin that reaches into it.
+        let mut start = range.start.saturating_sub(DATA_EXTENT_BYTES_MAX);
         let (mut from, mut reached, mut attempts) = (range.start, u64::MAX, 0);
         'windows: loop {
             if !goes_on() {
@@ -334,14 +332,13 @@ impl File {
             }
         }
         references.retain(|logical, _| unsure.get(logical) != Some(&true));
-        let mut window = Window { extents: Vec::new(), range, references, last_snapshot };
-        for mapping in mappings {
-            let at = in_tree(&mapping);
-            let found = at.and_then(|(extent, ..)| unsure.get(&extent.logical));
-            let is_shared = found.copied().unwrap_or(false);
-            window.extents.push(ExaminedExtent { mapping, is_shared });
-        }
-        Ok(window)
+        let examined = |mapping| {
+            let at = in_tree(&mapping).map(|(extent, ..)| extent.logical);
+            let is_shared = at.is_some_and(|at| unsure.get(&at) == Some(&true));
+            ExaminedExtent { mapping, is_shared }
+        };
+        let extents = mappings.into_iter().map(examined).collect();
+        Ok(Window { extents, range, references, last_snapshot })
     }
 
     /// Returns whether no reference was added to the extents of a part since they were examined.
@@ -368,8 +365,7 @@ impl File {
 fn in_tree(mapping: &Mapping) -> Option<(DiskExtent, Generation, u64)> {
     match mapping.kind {
         MappingKind::Regular { extent, encoding, skip } => {
-            let is_in_tree = encoding.generation.0 != 0 && encoding.generation.0 & IN_NO_TREE == 0;
-            is_in_tree.then_some((extent, encoding.generation, skip))
+            encoding.is_in_tree().then_some((extent, encoding.generation, skip))
         }
         MappingKind::Hole
         | MappingKind::Preallocated { .. }

@@ -24,7 +24,7 @@ use crate::stats::latency::Operation;
 use crate::{Error, File, Filesystem, Privileges, Result};
 use butternut_file::{FallocateSize, FileState, InodeUpdate};
 use butternut_format::inode::{Inode, InodeFlags};
-use butternut_format::units::{TreeId, length};
+use butternut_format::units::length;
 use butternut_pages::{CacheMode, UncachedFlush, WritebackReason};
 use butternut_sys::wait::Wait;
 use std::ops::Range;
@@ -205,19 +205,7 @@ impl File {
         let mut result = run();
         if result.as_ref().is_err_and(Error::is_quota_exceeded) {
             let pin = self.pin()?;
-            let filesystem = pin.filesystem();
-            let write_state = filesystem.write_state()?;
-            filesystem.write_back_charged(write_state, self.id().subvolume);
-            write_state.cleaner.wait_until_evicted();
-            filesystem.shared.source.release_space();
-            result = run();
-            let tree = TreeId(self.id().subvolume);
-            if result.as_ref().is_err_and(Error::is_quota_exceeded)
-                && filesystem.forest().commit_may_free_quota(tree)
-            {
-                filesystem.commit()?;
-                result = run();
-            }
+            result = pin.filesystem().run_again_at_limit(self.id().subvolume, &run);
         }
         if !result.as_ref().is_err_and(Error::is_no_space) {
             return result;

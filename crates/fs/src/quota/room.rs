@@ -7,15 +7,15 @@
 //!    the limit, and is attempted once more.
 //! 2. No inode is locked meanwhile: the files are locked for it.
 //! 3. Orphans that are queued for the cleaner are deleted first, and a commit follows if data was
-//!    deleted: both make room.
+//!    deleted: both make room. So does the space that requests hold which have not begun.
 
 use crate::write_state::WriteState;
 use crate::{Error, Filesystem, Result};
 use butternut_format::units::TreeId;
 
 impl Filesystem {
-    /// Runs an operation on a subvolume. At a limit, makes room (laws 1 and 3), and runs the
-    /// operation once more.
+    /// Runs an operation on a subvolume, and once more at a limit
+    /// ([`run_again_at_limit`](Self::run_again_at_limit)).
     pub(crate) fn with_quota_room<R>(
         &self,
         subvolume: u64,
@@ -25,12 +25,21 @@ impl Filesystem {
         if !result.as_ref().is_err_and(Error::is_quota_exceeded) {
             return result;
         }
+        self.run_again_at_limit(subvolume, run)
+    }
+
+    /// Makes room (laws 1 and 3), and runs an operation again that was refused.
+    pub(crate) fn run_again_at_limit<R>(
+        &self,
+        subvolume: u64,
+        run: impl Fn() -> Result<R>,
+    ) -> Result<R> {
         let writing = self.begin()?;
-        let is_written = self.write_back_charged(&writing, subvolume);
+        self.write_back_charged(&writing, subvolume);
         drop(writing);
-        let write_state = self.may_begin()?;
-        let result =
-            if write_state.cleaner.wait_until_evicted() || is_written { run() } else { result };
+        self.may_begin()?.cleaner.wait_until_evicted();
+        self.shared.source.release_space();
+        let result = run();
         if result.as_ref().is_err_and(Error::is_quota_exceeded)
             && self.forest().commit_may_free_quota(TreeId(subvolume))
         {
@@ -40,13 +49,11 @@ impl Filesystem {
         result
     }
 
-    /// Writes back and merges the files of all subvolumes that share a limit with one. Returns
-    /// whether there were any. The files keep their errors for their next sync.
-    pub(crate) fn write_back_charged(&self, write_state: &WriteState, subvolume: u64) -> bool {
-        let charged = self.forest().charged_below_limits(TreeId(subvolume));
-        for tree in &charged {
+    /// Writes back and merges the files of all subvolumes that share a limit with one. The files
+    /// keep their errors for their next sync.
+    fn write_back_charged(&self, write_state: &WriteState, subvolume: u64) {
+        for tree in self.forest().charged_below_limits(TreeId(subvolume)) {
             drop(self.write_back_files(write_state, tree.0, |_| true));
         }
-        !charged.is_empty()
     }
 }

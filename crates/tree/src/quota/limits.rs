@@ -97,12 +97,16 @@ impl Quota {
     fn limiting(&self, tree: TreeId) -> BTreeSet<QgroupId> {
         let mut limiting = BTreeSet::new();
         self.groups.including(group_of(tree), |id| {
-            let flags = self.groups.get(id).map_or(0, |group| group.limit.flags.get());
-            if flags & (LIMIT_REFERENCED | LIMIT_EXCLUSIVE) != 0 {
+            if self.has_limit(id) {
                 limiting.insert(id);
             }
         });
         limiting
+    }
+
+    fn has_limit(&self, id: QgroupId) -> bool {
+        let flags = self.groups.get(id).map_or(0, |group| group.limit.flags.get());
+        flags & (LIMIT_REFERENCED | LIMIT_EXCLUSIVE) != 0
     }
 
     /// Whether one of some groups includes a subvolume.
@@ -114,7 +118,12 @@ impl Quota {
 
     /// Whether a limit applies to a subvolume (law 5).
     pub(crate) fn limits(&self, tree: TreeId) -> bool {
-        self.has_limits && self.is_consistent() && !self.limiting(tree).is_empty()
+        if !self.has_limits || !self.is_consistent() {
+            return false;
+        }
+        let mut is_limited = false;
+        self.groups.including(group_of(tree), |id| is_limited |= self.has_limit(id));
+        is_limited
     }
 
     /// Returns the bytes that a subvolume may still allocate, and the group whose limit says so;
