@@ -100,20 +100,9 @@ impl Door {
         let of_others = calls.clone();
         let call = Box::new(self.deferred_call(request, bytes, answer));
         let Some(call) = calls.begin(user, call) else { return Ok(Outcome::NoReply) };
-        let run = move || {
-            let mut running = Some((user, call));
-            while let Some((user, call)) = running {
-                call(Ok(()));
-                running = calls.finish(user);
-            }
-        };
-        if let Err(errno) = self.spawn_deferred(run) {
+        if let Err(errno) = self.spawn_deferred(move || calls.run(user, call, Ok(()))) {
             // No other thread may be there to run what was queued meanwhile.
-            let mut ended = user;
-            while let Some((user, call)) = of_others.finish(ended) {
-                call(Err(errno));
-                ended = user;
-            }
+            of_others.run(user, Box::new(|_| ()), Err(errno));
             return Err(errno);
         }
         Ok(Outcome::NoReply)

@@ -144,12 +144,9 @@ fn compressor(range: &DefragmentRange) -> ErrnoResult<Compressor> {
     let [algorithm, level, ..] = range.compress_type.to_le_bytes();
     let has_level = range.flags & COMPRESS_LEVEL != 0;
     let number = if has_level { algorithm.into() } else { range.compress_type };
-    let compression = match number {
-        0 | 1 => Compression::Zlib,
-        2 => Compression::Lzo,
-        3 => Compression::Zstd,
-        _ => return Err(Errno::EINVAL),
-    };
+    let found = u8::try_from(number).ok().and_then(Compression::from_byte);
+    let found = found.ok_or(Errno::EINVAL)?;
+    let compression = if found == Compression::None { Compression::Zlib } else { found };
     let level = i32::from(level.cast_signed());
     let found = if has_level && level != 0 {
         Compressor::with_level(compression, level)

@@ -75,6 +75,15 @@ impl UserCalls {
         None
     }
 
+    /// Runs a call of a user, and then what is queued and may run, each with `begun`.
+    pub(super) fn run(&self, user: u32, call: Call, begun: ErrnoResult<()>) {
+        let mut running = Some((user, call));
+        while let Some((user, call)) = running {
+            call(begun);
+            running = self.finish(user);
+        }
+    }
+
     /// Ends a call of a user. Returns the queued call that the calling thread must run next, with
     /// its user. It is counted.
     pub(super) fn finish(&self, user: u32) -> Option<(u32, Call)> {
