@@ -15,6 +15,8 @@ directory with the same workloads, and keeps every sample.
     butternut lab run mine.toml --target dir:/srv run a suite of a file on a directory
     butternut lab run --resume ID                 continue an interrupted run
     butternut lab run --help                      describe all options and targets
+    butternut lab compare latest~1 latest         judge two runs
+    butternut lab report latest --out report      write a page of HTML, and tables
 
 Suites, targets and records are described in docs/lab/README.md.";
 

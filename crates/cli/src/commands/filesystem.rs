@@ -1,5 +1,4 @@
-//! Commands for a volume as a whole: label, devices, space, and the
-//! extents of files.
+//! Commands for a volume as a whole: label, devices, space, and the extents of files.
 
 pub(crate) mod defragment;
 pub(crate) mod df;

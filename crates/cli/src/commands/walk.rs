@@ -8,6 +8,7 @@
 //! 4. A path is a chain of names that shares its parents, and is joined when it is printed: the
 //!    paths of 4,096 nested directories take the memory of 4,096 names.
 
+pub(crate) mod live;
 mod path;
 
 use std::collections::HashSet;

@@ -1,10 +1,9 @@
 //! Paths of mounted filesystems, as a place with files.
 //!
-//! 1. Every file is opened without following symlinks and without waiting, and only regular files
-//!    are read: a directory that another user changes meanwhile leads to no device, no FIFO and
-//!    nowhere else. A file is opened again below the directory of its argument, in the same way.
-//! 2. What is mounted below an argument is neither entered nor opened, as it may belong to another
-//!    user, or to a server that does not answer. Subvolumes of btrfs are entered.
+//! 1. Only regular files are read, which are found and opened as `walk/live` does it. A file is
+//!    opened again below the directory of its argument, in the same way.
+//! 2. What is mounted below an argument is neither entered nor opened. Subvolumes of btrfs are
+//!    entered.
 //! 3. What the user may not write to and does not own is a source only, and so is a file of a
 //!    read-only subvolume. What the kernel refuses all the same is skipped.
 //! 4. An argument whose filesystem has no deduplication is refused, in dry runs too. This is found
@@ -28,7 +27,7 @@ use butternut_sys::extent_calls::{
 };
 use butternut_sys::{mounts, subvolume_calls};
 use rustix::fs::{
-    Access, AtFlags, CWD, Dir, FileType, IFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags,
+    Access, AtFlags, CWD, FileType, IFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags,
     StatxTimestamp, accessat, fstatfs, ioctl_getflags, open, openat, openat2, statx,
 };
 use rustix::io::Errno;
@@ -37,25 +36,12 @@ use rustix::process::geteuid;
 use super::{NO_FILE, Options, Run, Shown};
 use crate::commands::export::raise_open_files_limit;
 use crate::commands::walk::WalkPath;
+use crate::commands::walk::live::{BELOW, LiveWalk, OPEN};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 
-/// Maximum depth of nested directories. Each holds a descriptor.
-const DEPTH_MAX: usize = 500;
-
 /// A change is told by the times of a file if it was made so long before.
 const TIME_RESOLUTION: Duration = Duration::from_millis(100);
-
-/// How files and directories are opened (law 1).
-const OPEN: OFlags = OFlags::RDONLY
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::NONBLOCK)
-    .union(OFlags::NOCTTY)
-    .union(OFlags::CLOEXEC);
-
-/// How names below the directory of an argument are resolved (laws 1 and 2).
-const BELOW: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 /// The path of a file below an argument, which is its first part.
 struct Name {
@@ -87,13 +73,6 @@ struct Live {
     roots: Vec<Root>,
     /// The devices of the filesystems of mounts.
     filesystems: HashMap<u64, u64>,
-}
-
-/// A directory whose entries are being visited.
-struct Level {
-    dir: OwnedFd,
-    path: WalkPath,
-    entries: std::vec::IntoIter<(Vec<u8>, FileType)>,
 }
 
 pub(super) fn run(options: &Options<'_>, paths: &[OsString], out: &mut Output) -> Outcome {
@@ -157,29 +136,12 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
             return Ok(());
         }
     };
-    let mut levels = Vec::new();
+    let mut below = LiveWalk::default();
     let mut is_probed = false;
-    enter(run, &mut levels, top, root.path.clone());
-    while let Some(level) = levels.last_mut() {
-        let Some((name, kind)) = level.entries.next() else {
-            levels.pop();
-            continue;
-        };
-        let path = level.path.child(name.clone());
-        // A device is not even opened.
-        let kind = if kind == FileType::Unknown { kind_at(&level.dir, &name) } else { kind };
-        if !matches!(kind, FileType::Directory | FileType::RegularFile) {
-            continue;
-        }
-        let name = OsStr::from_bytes(&name);
-        let opened = openat2(&level.dir, name, OPEN, Mode::empty(), BELOW);
-        let found = opened.and_then(|fd| Ok((stat(&fd)?, fd)));
+    enter(run, &mut below, top, &root.path);
+    while let Some((path, found)) = below.next() {
         match found {
-            // Law 2.
-            Err(Errno::XDEV) => {}
-            Ok((found, fd)) if kind_of(&found) == FileType::Directory => {
-                enter(run, &mut levels, fd, path);
-            }
+            Ok((FileType::Directory, fd)) => enter(run, &mut below, fd, &path),
             found => {
                 let opened = found.map(|(_, fd)| fd);
                 let name = Name { root: number, path };
@@ -192,32 +154,11 @@ fn walk(live: &Live, number: usize, run: &mut Run<'_, Name>) -> Result<(), Failu
     Ok(())
 }
 
-/// Returns the kind of an entry whose directory does not tell it.
-fn kind_at(dir: &OwnedFd, name: &[u8]) -> FileType {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    let found = statx(dir, OsStr::from_bytes(name), flags, StatxFlags::TYPE);
-    found.map_or(FileType::Unknown, |found| kind_of(&found))
-}
-
 /// Visits a directory next.
-fn enter(run: &mut Run<'_, Name>, levels: &mut Vec<Level>, dir: OwnedFd, path: WalkPath) {
-    let read = if levels.len() >= DEPTH_MAX { Err(Errno::NAMETOOLONG) } else { entries(&dir) };
-    match read {
-        Ok(entries) => levels.push(Level { dir, path, entries: entries.into_iter() }),
-        Err(errno) => run.failed(&Failure::io(text::escaped(&path.bytes()), &errno.into())),
+fn enter(run: &mut Run<'_, Name>, below: &mut LiveWalk, dir: OwnedFd, path: &WalkPath) {
+    if let Err(errno) = below.enter(dir, path) {
+        run.failed(&Failure::io(text::escaped(&path.bytes()), &errno.into()));
     }
-}
-
-fn entries(dir: &OwnedFd) -> rustix::io::Result<Vec<(Vec<u8>, FileType)>> {
-    let mut all = Vec::new();
-    for entry in Dir::read_from(dir)? {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if !matches!(name, b"." | b"..") {
-            all.push((name.to_vec(), entry.file_type()));
-        }
-    }
-    Ok(all)
 }
 
 /// Adds a file that was opened, or says why it was not. Breaks if no other file of the argument can

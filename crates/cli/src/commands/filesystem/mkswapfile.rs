@@ -16,7 +16,7 @@
 
 use std::io::Write;
 
-use butternut::format::chunk::BlockGroupFlags;
+use butternut::format::chunk::{BlockGroupFlags, Profile};
 use butternut::format::uuid::Uuid;
 use butternut::{Allocate, AttributeFlags, Filesystem};
 use butternut_sys::random;
@@ -118,19 +118,9 @@ fn header(pages: u64, uuid: &Uuid) -> Vec<u8> {
 
 /// Returns whether all data is in block groups without copies on one device each.
 fn has_single_data(filesystem: &Filesystem) -> bool {
-    let profiles = [
-        BlockGroupFlags::RAID0,
-        BlockGroupFlags::RAID1,
-        BlockGroupFlags::DUP,
-        BlockGroupFlags::RAID10,
-        BlockGroupFlags::RAID5,
-        BlockGroupFlags::RAID6,
-        BlockGroupFlags::RAID1C3,
-        BlockGroupFlags::RAID1C4,
-    ];
     let chunks = filesystem.inspect().chunks();
     let mut data = chunks.iter().filter(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
-    data.all(|chunk| !profiles.iter().any(|profile| chunk.flags.contains(*profile)))
+    data.all(|chunk| chunk.flags.profile() == Some(Profile::Single))
 }
 
 #[cfg(test)]

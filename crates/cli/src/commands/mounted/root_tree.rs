@@ -128,19 +128,16 @@ impl<'a> MountedVolume<'a> {
         let keys = (*ids.start(), 0, 0)..=(*ids.end(), u8::MAX, u64::MAX);
         self.search(keys, |(objectid, item_type, offset), data| {
             let key = Key::new(objectid, ItemType(item_type), offset);
+            if items.roots.len().max(items.entries.len()) >= SUBVOLUMES_MAX {
+                return Err(format!("more than {SUBVOLUMES_MAX} subvolumes"));
+            }
             match key.item_type {
                 ItemType::ROOT_ITEM if TreeId(objectid).is_subvolume() => {
                     let root = RootItem::check(key, data).map_err(|error| error.to_string())?;
-                    if items.roots.len() >= SUBVOLUMES_MAX {
-                        return Err(format!("more than {SUBVOLUMES_MAX} subvolumes"));
-                    }
                     items.roots.push((objectid, root));
                 }
                 ItemType::ROOT_BACKREF => {
                     let entry = RootRef::check(data).map_err(|error| error.to_string())?;
-                    if items.entries.len() >= SUBVOLUMES_MAX {
-                        return Err(format!("more than {SUBVOLUMES_MAX} subvolumes"));
-                    }
                     let (dir, index, name) = (entry.dir, entry.index, entry.name.to_vec());
                     items.entries.insert(objectid, Entry { parent: offset, dir, index, name });
                 }

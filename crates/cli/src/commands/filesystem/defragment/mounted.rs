@@ -1,62 +1,40 @@
 //! Files of mounted volumes.
 //!
-//! 1. Every file is opened without following symbolic links and without waiting, and only regular
-//!    files are defragmented: a directory that another user changes meanwhile leads to no device
-//!    and nowhere else. A descriptor that is open for reading suffices, as in the kernel.
+//! 1. Only regular files are defragmented, which are found and opened as `walk/live` does it. A
+//!    descriptor that is open for reading suffices, as in the kernel.
 //! 2. Below a directory, other subvolumes and what is mounted there are left alone.
 //! 3. A mount of this project does what is requested and tells what it has done. The kernel's btrfs
 //!    breaks sharing, so it is used only where that is requested; the extents are counted then.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
-use butternut::format::file_extent::Compression;
 use butternut::{Compressor, Defragmented};
 use butternut_sys::defragment_calls::{self, defragment, defragment_in_kernel};
 use butternut_sys::extent_calls::{EXTENT_LAST, EXTENT_UNWRITTEN, extents, is_unsupported};
 use butternut_sys::subvolume_calls;
-use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::fs::{CWD, FileType, Mode, openat};
 use rustix::io::Errno;
 
 use super::{NO_FILE, Run};
 use crate::commands::export::raise_open_files_limit;
 use crate::commands::walk::WalkPath;
+use crate::commands::walk::live::{LiveWalk, OPEN, kind_of};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
-
-/// Maximum depth of nested directories. Each holds a descriptor.
-const DEPTH_MAX: usize = 500;
-
-/// How files and directories are opened (law 1).
-const OPEN: OFlags = OFlags::RDONLY
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::NONBLOCK)
-    .union(OFlags::NOCTTY)
-    .union(OFlags::CLOEXEC);
-
-/// How names below a directory are resolved (law 2).
-const BELOW: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
-
-/// A directory whose entries are being visited.
-struct Level {
-    dir: OwnedFd,
-    path: WalkPath,
-    entries: std::vec::IntoIter<Vec<u8>>,
-}
 
 pub(super) fn run(mut run: Run<'_>, paths: &[OsString], out: &mut Output) -> Outcome {
     raise_open_files_limit();
     for path in paths {
         let shown = WalkPath::new(path.as_bytes().to_vec());
-        match openat(CWD, path, OPEN, Mode::empty()).and_then(|fd| Ok((kind(&fd)?, fd))) {
+        match openat(CWD, path, OPEN, Mode::empty()).and_then(|fd| Ok((kind_of(&fd)?, fd))) {
             Ok((FileType::RegularFile, fd)) => file(&mut run, &fd, &shown),
             Ok((FileType::Directory, _)) if !run.request.is_recursive => {
                 run.failed_directory(path.as_bytes());
             }
-            Ok((FileType::Directory, fd)) => below(&mut run, fd, shown),
+            Ok((FileType::Directory, fd)) => below(&mut run, fd, &shown),
             Ok(_) | Err(Errno::LOOP | Errno::NXIO) => {
                 run.failed(&Failure::new(text::escaped(path.as_bytes()), NO_FILE));
             }
@@ -66,61 +44,32 @@ pub(super) fn run(mut run: Run<'_>, paths: &[OsString], out: &mut Output) -> Out
     run.finish(out)
 }
 
-fn kind(fd: &OwnedFd) -> Result<FileType, Errno> {
-    Ok(FileType::from_raw_mode(fstat(fd)?.st_mode))
-}
-
 fn failed(path: &WalkPath, error: &io::Error) -> Failure {
     Failure::io(text::escaped(&path.bytes()), error)
 }
 
 /// Defragments the files below a directory.
-fn below(run: &mut Run<'_>, dir: OwnedFd, path: WalkPath) {
-    let mut levels = Vec::new();
-    enter(run, &mut levels, dir, path);
-    while let Some(level) = levels.last_mut() {
-        let Some(name) = level.entries.next() else {
-            levels.pop();
-            continue;
-        };
-        let path = level.path.child(name.clone());
-        let opened = openat2(&level.dir, OsStr::from_bytes(&name), OPEN, Mode::empty(), BELOW);
-        match opened.and_then(|fd| Ok((kind(&fd)?, fd))) {
+fn below(run: &mut Run<'_>, dir: OwnedFd, path: &WalkPath) {
+    let mut walk = LiveWalk::default();
+    enter(run, &mut walk, dir, path);
+    while let Some((path, found)) = walk.next() {
+        match found {
             Ok((FileType::RegularFile, fd)) => file(run, &fd, &path),
             // Law 2.
             Ok((FileType::Directory, fd)) if subvolume_calls::is_read_only(fd.as_fd()).is_ok() => {}
-            Ok((FileType::Directory, fd)) => enter(run, &mut levels, fd, path),
-            // A symbolic link, a socket, a mount point, or a file that was removed.
-            Ok(_) | Err(Errno::LOOP | Errno::NXIO | Errno::XDEV | Errno::NOENT) => {}
+            Ok((FileType::Directory, fd)) => enter(run, &mut walk, fd, &path),
+            // A file that was removed, or replaced by a symbolic link or a socket.
+            Ok(_) | Err(Errno::LOOP | Errno::NXIO | Errno::NOENT) => {}
             Err(errno) => run.failed(&failed(&path, &errno.into())),
         }
     }
 }
 
 /// Visits a directory next.
-fn enter(run: &mut Run<'_>, levels: &mut Vec<Level>, dir: OwnedFd, path: WalkPath) {
-    let read = if levels.len() >= DEPTH_MAX { Err(Errno::NAMETOOLONG) } else { entries(&dir) };
-    match read {
-        Ok(entries) => levels.push(Level { dir, path, entries: entries.into_iter() }),
-        Err(errno) => run.failed(&failed(&path, &errno.into())),
+fn enter(run: &mut Run<'_>, walk: &mut LiveWalk, dir: OwnedFd, path: &WalkPath) {
+    if let Err(errno) = walk.enter(dir, path) {
+        run.failed(&failed(path, &errno.into()));
     }
-}
-
-/// Returns the names in a directory that may be files or directories.
-fn entries(dir: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
-    let mut all = Vec::new();
-    for entry in Dir::read_from(dir)? {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        let is_wanted = matches!(
-            entry.file_type(),
-            FileType::RegularFile | FileType::Directory | FileType::Unknown
-        );
-        if is_wanted && !matches!(name, b"." | b"..") {
-            all.push(name.to_vec());
-        }
-    }
-    Ok(all)
 }
 
 /// Defragments a file.
@@ -179,12 +128,7 @@ fn range(run: &Run<'_>) -> defragment_calls::Range {
 
 /// Returns the number of an algorithm, and its level; 0 is the default level.
 fn numbers(compressor: Compressor) -> (u8, i8) {
-    let number = match compressor.compression() {
-        Compression::None => 0,
-        Compression::Zlib => 1,
-        Compression::Lzo => 2,
-        Compression::Zstd => 3,
-    };
+    let number = compressor.compression().to_byte();
     let default = Compressor::new(compressor.compression()).map(Compressor::level);
     let level = if default == Some(compressor.level()) { 0 } else { compressor.level() };
     (number, i8::try_from(level).unwrap_or(0))
