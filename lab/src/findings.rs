@@ -9,7 +9,8 @@
 //!
 //! Laws:
 //!
-//! 1. The file is TOML that people read, edit and commit. It is replaced as a whole, by a rename.
+//! 1. The file is TOML, to be read, edited and committed by hand. It is replaced as a whole, by a
+//!    rename.
 //! 2. Only a measurement closes a finding as fixed.
 //! 3. A waiver accepts the level that the finding has. A cell that falls further is a new finding.
 

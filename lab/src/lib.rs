@@ -8,6 +8,7 @@
 //! bisect     commits                         -> the first one that measures worse
 //! reports    verdicts and figures            -> text, Markdown, CSV, a page of HTML
 //! commands   the command line of all this
+//! holes      image files                     -> allocated ones, for what runs the benchmarks
 //! ```
 //!
 //! It needs no crate of the engine, so it compiles alone.
@@ -16,6 +17,7 @@ pub mod bisect;
 pub mod commands;
 pub mod findings;
 pub mod history;
+pub mod holes;
 pub mod judge;
 #[cfg(test)]
 mod made;

@@ -1,4 +1,4 @@
-//! What the judge found, for people: tables as text, Markdown and CSV, and a page of HTML.
+//! What the judge found: tables as text, Markdown and CSV, and a page of HTML.
 //!
 //! ```text
 //! judge, history -> words: cells as words    -> tables: text, Markdown, CSV

@@ -17,6 +17,7 @@ pub(crate) mod rows;
 pub(crate) mod suites;
 
 use anyhow::{Context, Result, bail, ensure};
+use butternut_lab::reports::published::Figure;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -108,7 +109,7 @@ pub(crate) struct Scenario {
     pub(crate) metadata: Option<Metadata>,
     /// Figures that others have published for this workload, on other machines.
     #[serde(default)]
-    pub(crate) published: Vec<Published>,
+    pub(crate) published: Vec<Figure>,
 }
 
 /// What drives a workload.
@@ -129,19 +130,6 @@ pub(crate) struct Metadata {
     pub(crate) threads: Scalar,
     /// Bytes of each file.
     pub(crate) bytes: Scalar,
-}
-
-/// A figure that others have published.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Published {
-    /// The variant, as the row names it; empty: every variant.
-    #[serde(default)]
-    pub(crate) variant: String,
-    pub(crate) metric: String,
-    /// What was measured, such as a kernel before a change.
-    pub(crate) what: String,
-    pub(crate) value: f64,
 }
 
 /// A value of a dimension, a switch or an option, as its text.

@@ -1,4 +1,4 @@
-//! The figures of a run, arranged for people: by scenario, metric, variant and target.
+//! The figures of a run, arranged by scenario, metric, variant and target.
 
 use crate::judge::statistics as stats;
 use crate::record::{Better, Record, Sample};

@@ -43,13 +43,17 @@ struct Scenario {
     published: Vec<Figure>,
 }
 
-#[derive(Deserialize)]
-struct Figure {
+/// A published figure, as the file of a suite has it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    /// The variant, as the row names it; empty: every variant.
     #[serde(default)]
-    variant: String,
-    metric: String,
-    what: String,
-    value: f64,
+    pub variant: String,
+    pub metric: String,
+    /// What was measured, such as a kernel before a change.
+    pub what: String,
+    pub value: f64,
 }
 
 /// Reads the published figures of the suite in the text of a file.

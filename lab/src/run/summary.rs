@@ -1,10 +1,10 @@
 //! The summary of a run: medians and ranges of each cell, as a table or as JSON.
 
 use crate::progress::figure;
-use crate::scenario::Published;
 use crate::scenario::rows::Row;
 use anyhow::Result;
 use butternut_lab::record::{Cell, Record};
+use butternut_lab::reports::published::Figure;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -87,7 +87,7 @@ fn published(rows: &[Row], name: &str) -> Vec<String> {
     });
     of_variant
         .map(|published| {
-            let Published { metric, what, value, .. } = published;
+            let Figure { metric, what, value, .. } = published;
             format!("{metric} {} ({what})", figure(*value))
         })
         .collect()

@@ -21,18 +21,17 @@ use crate::child;
 use crate::cost::available_memory_bytes;
 use crate::size::{self, human};
 use anyhow::{Context, Result, bail, ensure};
+use butternut_lab::holes;
 use butternut_undo::{LoopGuard, Undo};
 use rustix::fs::{OFlags, SeekFrom, seek};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Memory that an image in memory leaves to the machine, in bytes.
 const MEMORY_LEFT_BYTES: u64 = 512 << 20;
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Bytes of each write that fills a hole of the image.
-const FILL_BYTES: usize = 1 << 20;
 
 /// How devices are opened.
 #[derive(Clone, Debug, Default)]
@@ -217,9 +216,8 @@ impl Device {
     /// The disk or the memory is full.
     pub(crate) fn fill(&self) -> Result<()> {
         match &self.image {
-            Some(image) if self.is_filled => {
-                fill_holes(image).with_context(|| format!("{}: cannot be filled", image.display()))
-            }
+            Some(image) if self.is_filled => holes::fill(image, || Ok(crate::interrupt::check()?))
+                .with_context(|| format!("{}: cannot be filled", image.display())),
             _ => Ok(()),
         }
     }
@@ -317,25 +315,4 @@ pub(crate) fn free_bytes_of(dir: &Path) -> Result<u64> {
 fn is_in_memory(path: &Path) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     rustix::fs::statfs(path).is_ok_and(|space| space.f_type == TMPFS_MAGIC)
-}
-
-fn fill_holes(image: &Path) -> Result<()> {
-    let file = File::options().write(true).open(image)?;
-    let zeroes = vec![0; FILL_BYTES];
-    let image_bytes = file.metadata()?.len();
-    let mut from = 0;
-    while let Ok(hole) = seek(&file, SeekFrom::Hole(from))
-        && hole < image_bytes
-    {
-        let end = seek(&file, SeekFrom::Data(hole)).unwrap_or(image_bytes);
-        let mut at = hole;
-        while at < end {
-            crate::interrupt::check()?;
-            let bytes = zeroes.len().min(usize::try_from(end - at)?);
-            file.write_all_at(&zeroes[..bytes], at)?;
-            at += bytes as u64;
-        }
-        from = end.max(hole + 1);
-    }
-    Ok(file.sync_all()?)
 }

@@ -11,19 +11,16 @@ use super::rows::{Contestant, Setting};
 use super::session::{Session, value};
 use crate::rig::{drop_caches, run, text};
 use anyhow::{Context, Result, ensure};
-use rustix::fs::{SeekFrom, seek};
+use butternut_lab::holes;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Size of the image, as a multiple of the size of a row's files.
 const IMAGE_TO_FILES: u64 = 5;
-/// Bytes of each write that fills a hole of the image.
-const FILL_BYTES: usize = 1 << 20;
 
 const UNMOUNT_WITHIN: Duration = Duration::from_secs(10);
 const UNMOUNT_AGAIN: Duration = Duration::from_millis(20);
@@ -66,7 +63,7 @@ impl Stage {
     pub(crate) fn session(&self, contestant: Contestant, set: &[Setting]) -> Result<Session<'_>> {
         let device = text(&self.device);
         // The file system of the last session may have discarded space, which makes holes.
-        fill_holes(&self.image).context("cannot fill the image")?;
+        holes::fill(&self.image, || Ok(())).context("cannot fill the image")?;
         match contestant {
             Contestant::Raw => String::new(),
             Contestant::Btrfs | Contestant::Butternut | Contestant::Mount => {
@@ -120,27 +117,6 @@ impl Drop for Stage {
     fn drop(&mut self) {
         warn(run("losetup", &["-d", text(&self.device)]).map(drop));
     }
-}
-
-/// Allocates every hole of the image (law 1).
-fn fill_holes(image: &Path) -> Result<()> {
-    let file = File::options().write(true).open(image)?;
-    let zeroes = vec![0; FILL_BYTES];
-    let image_bytes = file.metadata()?.len();
-    let mut from = 0;
-    while let Ok(hole) = seek(&file, SeekFrom::Hole(from))
-        && hole < image_bytes
-    {
-        let end = seek(&file, SeekFrom::Data(hole)).unwrap_or(image_bytes);
-        let mut at = hole;
-        while at < end {
-            let bytes = zeroes.len().min(usize::try_from(end - at)?);
-            file.write_all_at(&zeroes[..bytes], at)?;
-            at += u64::try_from(bytes)?;
-        }
-        from = end;
-    }
-    Ok(file.sync_all()?)
 }
 
 fn mkfs(contestant: Contestant) -> Option<&'static str> {

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::judge::selection::{Selection, gather};
-use crate::record::{FORMAT, Record, RunHeader, Sample, Switches};
+use crate::made::sample;
+use crate::record::{FORMAT, Record, RunHeader};
 
 /// A run in which each cell of `cells` (row, target, values) was measured.
 fn run(id: &str, cells: &[(&str, &str, &[f64])]) -> Record {
@@ -22,29 +23,6 @@ fn run(id: &str, cells: &[(&str, &str, &[f64])]) -> Record {
         }
     }
     Record { run: header, samples, failures: Vec::new(), end: None, notes: Vec::new() }
-}
-
-fn sample(row: &str, target: &str, repeat: u32, value: f64) -> Sample {
-    Sample {
-        row: row.to_owned(),
-        target: target.to_owned(),
-        switches: Switches::new(),
-        metric: "iops".to_owned(),
-        unit: "1/s".to_owned(),
-        better: Better::Higher,
-        value,
-        repeat,
-        order: repeat,
-        started: String::new(),
-        seconds: 1.0,
-        percentiles: std::collections::BTreeMap::new(),
-        series: Vec::new(),
-        cpu_us_per_op: None,
-        peak_dirty_bytes: None,
-        peak_cached_bytes: None,
-        device_read_bytes: None,
-        device_write_bytes: None,
-    }
 }
 
 fn judged(first: &str, second: &str, runs: &[Record]) -> Comparison {
