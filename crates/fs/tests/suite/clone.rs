@@ -1,7 +1,7 @@
 //! Clones: what a range that shares the extents of another reads, what later writes to either file
 //! do, and which requests are refused. Each volume is checked with all its checksums.
 
-use crate::volume::{TestVolume, new};
+use crate::volume::{TestVolume, make};
 use butternut::queue::{IoFlags, QueueOptions};
 use butternut::{
     Allocate, AttributeFlags, Compress, Dedupe, Error, ExtentKind, File, Filesystem, MountOptions,
@@ -20,12 +20,6 @@ const APPEND: u32 = 0x20;
 
 fn volume() -> TestVolume {
     TestVolume::of(256 << 20, &MkfsOptions::default())
-}
-
-fn make(fs: &Filesystem, name: &str, flags: u32) -> File {
-    let id = fs.create(fs.root(), name.as_bytes(), &new(0o644)).unwrap();
-    fs.set_attribute_flags(id, AttributeFlags(flags)).unwrap();
-    fs.open_file(id).unwrap()
 }
 
 fn open(fs: &Filesystem, name: &str) -> File {

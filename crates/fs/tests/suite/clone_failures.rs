@@ -1,10 +1,8 @@
 //! Clones that fail midway, and crashes around references that clones added: what is reported, and
 //! what every file reads.
 
-use crate::volume::{TestVolume, new, place};
-use butternut::{
-    AttributeFlags, EnospcInjector, File, Filesystem, MountOptions, Privileges, SnapshotAccess,
-};
+use crate::volume::{TestVolume, make, place};
+use butternut::{EnospcInjector, File, Filesystem, MountOptions, Privileges, SnapshotAccess};
 use butternut_mkfs::MkfsOptions;
 
 const BLOCK: u64 = 4096;
@@ -17,12 +15,6 @@ const EXTENTS: u64 = 700;
 
 fn volume() -> TestVolume {
     TestVolume::of(256 << 20, &MkfsOptions::default())
-}
-
-fn make(fs: &Filesystem, name: &str, flags: u32) -> File {
-    let id = fs.create(fs.root(), name.as_bytes(), &new(0o644)).unwrap();
-    fs.set_attribute_flags(id, AttributeFlags(flags)).unwrap();
-    fs.open_file(id).unwrap()
 }
 
 fn open(fs: &Filesystem, name: &str) -> File {

@@ -1,7 +1,7 @@
 //! Defragmentation: which extents are written again, and that no byte changes, whatever else uses
 //! the file. Each volume is checked with all its checksums.
 
-use crate::volume::{TestVolume, failing_data, new};
+use crate::volume::{TestVolume, failing_data, make};
 use butternut::device::{Fault, Rule};
 use butternut::format::chunk::BlockGroupFlags;
 use butternut::format::quota::QgroupId;
@@ -21,12 +21,6 @@ const IMMUTABLE: u32 = 0x10;
 
 fn volume() -> TestVolume {
     TestVolume::of(256 << 20, &MkfsOptions::default())
-}
-
-fn make(fs: &Filesystem, name: &str, flags: u32) -> File {
-    let id = fs.create(fs.root(), name.as_bytes(), &new(0o644)).unwrap();
-    fs.set_attribute_flags(id, AttributeFlags(flags)).unwrap();
-    fs.open_file(id).unwrap()
 }
 
 /// The bytes of a block, which compress well.

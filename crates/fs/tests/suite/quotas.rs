@@ -15,6 +15,15 @@ fn open(volume: &TestVolume) -> Filesystem {
     Filesystem::open_devices(volume.devices(), &options).unwrap()
 }
 
+/// Makes a volume with quotas and a subvolume.
+fn with_quotas() -> (TestVolume, Filesystem, u64) {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    (volume, fs, sub)
+}
+
 /// An extent that many leaves of a deleted subvolume name, some of which earlier commits have
 /// freed: the commits that free the rest do not read them.
 #[test]
@@ -135,10 +144,7 @@ fn fill(fs: &Filesystem, id: u64) {
 /// A write in place was accepted: its inode item is written at the limit, too.
 #[test]
 fn a_sync_at_a_limit_writes_the_times_of_a_file_that_is_written_in_place() {
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     let id = fs.create(FileId::root_of(sub), b"file", &new(0o644)).unwrap();
     fs.set_attribute_flags(id, AttributeFlags(0x0080_0000)).unwrap();
     let file = fs.open_file(id).unwrap();
@@ -157,10 +163,7 @@ fn a_sync_at_a_limit_writes_the_times_of_a_file_that_is_written_in_place() {
 /// A file can be made shorter at the limit, also to the middle of a block.
 #[test]
 fn a_file_can_be_cut_at_a_limit() {
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
     file.write_at(0, &vec![1; 100_000]).unwrap();
     fill(&fs, sub);
@@ -179,10 +182,7 @@ fn a_file_can_be_cut_at_a_limit() {
 /// What a direct write has replaced is charged no longer when the limit is asked for.
 #[test]
 fn a_block_is_rewritten_directly_as_often_as_wanted_near_a_limit() {
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
     file.write_at(0, &vec![1; 1 << 20]).unwrap();
     fs.sync().unwrap();
@@ -232,10 +232,7 @@ fn a_log_is_replayed_for_reading_on_a_volume_with_a_damaged_quota_tree() {
 #[test]
 fn a_file_is_rewritten_and_synced_as_often_as_wanted_far_below_a_limit() {
     const BYTES: usize = 128 << 10;
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
     file.write_at(0, &vec![1; BYTES]).unwrap();
     fs.sync().unwrap();
@@ -257,10 +254,7 @@ fn a_file_is_rewritten_and_synced_as_often_as_wanted_far_below_a_limit() {
 /// (its threshold of shared subtrees). What a deletion frees can be used after the next commit.
 #[test]
 fn a_deletion_makes_room_below_a_limit_while_the_usage_is_inconsistent() {
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     fs.create_path(b"sub/file", &new(0o644)).unwrap().write_at(0, &vec![1; 4 << 20]).unwrap();
     fill(&fs, sub);
     fs.close().unwrap();
@@ -278,10 +272,7 @@ fn a_deletion_makes_room_below_a_limit_while_the_usage_is_inconsistent() {
 /// The other direction: each commit forgets what was charged, so nothing is ever refused.
 #[test]
 fn a_limit_holds_over_commits_while_the_usage_is_inconsistent() {
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     let limits = QgroupLimits { referenced: Some(8 << 20), exclusive: None };
     fs.limit_qgroup(QgroupId(sub), limits).unwrap();
     fs.close().unwrap();
@@ -350,10 +341,7 @@ fn clones_that_come_and_go_make_no_room_below_a_limit() {
 /// commits once. Without a deletion, a refusal commits nothing.
 #[test]
 fn what_is_deleted_at_a_limit_can_be_written_by_the_next_write() {
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     let make = |path: &str| fs.create_path(path.as_bytes(), &new(0o644)).unwrap();
     let (file, other) = (make("sub/file"), make("sub/other"));
     file.write_all_at(0, &vec![1; 5 << 20]).unwrap();
@@ -404,10 +392,7 @@ fn a_deleted_subvolume_makes_room_for_the_next_write_of_another_one() {
 /// It needs `chattr -i` first.
 #[test]
 fn a_file_that_is_immutable_can_be_deleted_at_a_limit() {
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
     file.write_at(0, &vec![1; 1 << 20]).unwrap();
     let id = file.id();
@@ -424,10 +409,7 @@ fn a_file_that_is_immutable_can_be_deleted_at_a_limit() {
 #[test]
 fn small_files_stay_below_a_limit_and_use_most_of_it() {
     const LIMIT: u64 = 1 << 20;
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     let limits = QgroupLimits { referenced: Some(LIMIT), exclusive: None };
     fs.limit_qgroup(QgroupId(sub), limits).unwrap();
     let mut written = 0;
@@ -459,10 +441,7 @@ fn small_files_stay_below_a_limit_and_use_most_of_it() {
 /// A change of names needs room for the blocks that it may add, and no more.
 #[test]
 fn a_file_is_created_with_little_room_below_a_limit() {
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     let used = 16 << 10;
     let limit = |bytes: u64| {
         let limits = QgroupLimits { referenced: Some(bytes), exclusive: None };
@@ -483,10 +462,7 @@ fn a_file_is_created_with_little_room_below_a_limit() {
 /// The deleted data makes room, as for a write.
 #[test]
 fn a_file_is_made_longer_at_a_limit_after_a_deletion() {
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     fs.create_path(b"sub/big", &new(0o644)).unwrap().write_all_at(0, &vec![1; 1 << 20]).unwrap();
     let file = fs.create_path(b"sub/file", &new(0o644)).unwrap();
     fill(&fs, sub);
@@ -501,10 +477,7 @@ fn a_file_is_made_longer_at_a_limit_after_a_deletion() {
 #[test]
 fn a_file_is_made_longer_while_other_files_are_charged_too_much() {
     const FILES: usize = 400;
-    let volume = TestVolume::new();
-    let fs = open(&volume);
-    assert!(fs.enable_quotas().unwrap());
-    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let (volume, fs, sub) = with_quotas();
     let spare = fs.create_path(b"sub/spare", &new(0o644)).unwrap();
     let small: Vec<_> = (0..FILES)
         .map(|number| fs.create_path(format!("sub/file{number}").as_bytes(), &new(0o644)).unwrap())

@@ -5,7 +5,9 @@ use butternut::device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
 use butternut::format::checksum::ChecksumKind;
 use butternut::format::chunk::BlockGroupFlags;
 use butternut::format::inode::Time;
-use butternut::{Clock, ExtentKind, File, FileId, Filesystem, MountOptions, NewInode};
+use butternut::{
+    AttributeFlags, Clock, ExtentKind, File, FileId, Filesystem, MountOptions, NewInode,
+};
 use butternut_check::{CheckOptions, Kind};
 use butternut_mkfs::MkfsOptions;
 use std::sync::Arc;
@@ -122,6 +124,13 @@ pub(crate) fn failing_data(filesystem: &Filesystem) -> Rule {
 
 pub(crate) fn new(permissions: u32) -> NewInode {
     NewInode { permissions, umask: 0, uid: 1000, gid: 100 }
+}
+
+/// Makes a file in the root directory, with attribute flags.
+pub(crate) fn make(filesystem: &Filesystem, name: &str, flags: u32) -> File {
+    let id = filesystem.create(filesystem.root(), name.as_bytes(), &new(0o644)).unwrap();
+    filesystem.set_attribute_flags(id, AttributeFlags(flags)).unwrap();
+    filesystem.open_file(id).unwrap()
 }
 
 /// Returns the names in a directory, sorted.
