@@ -2,8 +2,8 @@
 
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 
-.PHONY: demo test test-long lint bench bench-lanes bench-fsync bench-snapshots lab fio fuzz \
-    clean-mounts
+.PHONY: demo test test-long lint bench bench-lanes bench-fsync bench-snapshots lab \
+    lab-nightly fio fuzz clean-mounts
 
 # Makes volumes, mounts them with Butternut, compares, shows what is in them and how fast.
 demo:
@@ -51,6 +51,12 @@ bench-snapshots:
 lab:
 	@scripts/setup
 	@scripts/lab $(or $(ARGS),run --suite smoke --quick)
+
+# A run of a suite, judged against those before it, the budgets, and a report (docs/lab/README.md):
+# ARGS="--suite published --device /dev/nvme1n1 --time 6h".
+lab-nightly:
+	@scripts/setup
+	@scripts/lab-nightly $(ARGS)
 
 # The fio engine, for the fio that is installed; skipped where fio's source cannot be had.
 fio:

@@ -4,12 +4,15 @@
 //! scenario  what is measured: suites as TOML files      target   what it is measured on
 //! drivers   what produces the load: fio, metadata       run      plan, order, repeats, record
 //! record    one file of JSON Lines for each run, which the commands of the library judge
+//! top       the live view of a mount
+//! budget    deterministic counts of what operations cost, without a run
 //! ```
 //!
 //! Errors are printed as `butternut-lab: WHAT: WHY (WHAT TO DO)`.
 
 #![allow(clippy::cast_precision_loss, reason = "figures are rounded before they are used")]
 
+mod budget;
 mod child;
 mod cost;
 mod drivers;
@@ -22,11 +25,17 @@ mod scenario;
 mod size;
 mod target;
 mod tools;
+mod top;
 
 use anyhow::Result;
+use butternut_sys::allocations::CountingAllocator;
 use clap::{Parser, Subcommand};
 use std::io::Write;
 use std::process::ExitCode;
+
+/// Counts the allocations of operations for `budget`.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Measures filesystems, devices and directories with the same workloads, in an order that is
 /// shuffled, and keeps every sample
@@ -51,6 +60,11 @@ enum Command {
         #[arg(long)]
         rows: bool,
     },
+    /// Count what operations of Butternut cost (device requests, bytes, flushes, allocations,
+    /// instructions), and compare with the kept counts; exit status 1 when one is higher
+    Budget(budget::Args),
+    /// Show operations, latencies, memory and devices of a mount, live
+    Top(top::Args),
     #[command(flatten)]
     Judge(butternut_lab::commands::Command),
     /// Internal: the process of the metadata driver
@@ -70,6 +84,8 @@ fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Run(args) => interrupt::install().and_then(|()| run::run(args)),
         Command::List => list(),
+        Command::Budget(args) => budget::run(args),
+        Command::Top(args) => interrupt::install().and_then(|()| top::run(args)),
         Command::Show { suite, rows } => show(suite, *rows),
         Command::Judge(command) => {
             let suites: Vec<&str> =

@@ -73,7 +73,7 @@ pub(crate) struct Args {
     /// quick: 9m]
     #[arg(long, value_name = "BUDGET")]
     time: Option<String>,
-    /// Repeat each cell this many times [default: 3 to 10, as its variance needs; quick: 2]
+    /// Repeat each cell this many times [default: 3 to 10, as its variance needs; quick: 3]
     #[arg(long, value_name = "N")]
     repeats: Option<u32>,
     /// Seed of the order [default: random]

@@ -62,7 +62,7 @@ impl Tools {
         if needs_engine && engine.is_none() {
             missing.push("the fio engine libbutternut_fio.so (make fio, or --engine FILE)".into());
         }
-        let butternut = needs_butternut.then(|| butternut(given)).flatten();
+        let butternut = needs_butternut.then(|| butternut(given.butternut.as_ref())).flatten();
         if needs_butternut && butternut.is_none() {
             missing.push("butternut (cargo install --path crates/cli, or --butternut FILE)".into());
         }
@@ -144,9 +144,9 @@ fn engine(given: &Given) -> Option<PathBuf> {
     path.canonicalize().ok().filter(|path| contains(path, ENGINE_SYMBOL))
 }
 
-fn butternut(given: &Given) -> Option<PathBuf> {
-    let named = given.butternut.clone();
-    let named = named.or_else(|| std::env::var_os("BUTTERNUT_BIN").map(Into::into));
+/// Returns the butternut program, if there is one (law 2).
+pub(crate) fn butternut(given: Option<&PathBuf>) -> Option<PathBuf> {
+    let named = given.cloned().or_else(|| std::env::var_os("BUTTERNUT_BIN").map(Into::into));
     let path = named.or_else(|| beside("butternut")).or_else(|| child::find("butternut"))?;
     path.canonicalize().ok()
 }

@@ -17,6 +17,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+/// Repeats of `--quick`: the fewest that the judge compares.
+const QUICK_REPEATS: u32 = 3;
 /// Budget of `--quick`.
 const QUICK_TIME: Duration = Duration::from_mins(9);
 /// Space that a filesystem needs beside the files, as a part of them, and at least.
@@ -118,7 +120,7 @@ fn repeats(args: &Args) -> Result<Repeats> {
     ensure!(args.repeats != Some(0), "--repeats: have 0, want 1 or more");
     Ok(match (args.repeats, args.quick) {
         (Some(count), _) => Repeats { least: count, most: count },
-        (None, true) => Repeats { least: 2, most: 2 },
+        (None, true) => Repeats { least: QUICK_REPEATS, most: QUICK_REPEATS },
         (None, false) => Repeats { least: 3, most: 10 },
     })
 }

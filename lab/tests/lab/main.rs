@@ -10,7 +10,9 @@
 )]
 
 mod bad_input;
+mod budgets;
 mod interrupts;
 mod refused;
 mod runs;
 mod setting;
+mod top;

@@ -1,6 +1,7 @@
-//! Arguments of `lab`, which are those of another program.
+//! Arguments of `lab`, which are those of another program, and of `top`, which that program shows.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::Args;
 
@@ -26,4 +27,24 @@ pub(crate) struct LabArgs {
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     #[arg(value_name = "ARG")]
     pub(crate) arguments: Vec<OsString>,
+}
+
+pub(crate) const TOP_HELP: &str = "\
+The numbers are those of `butternut stats`: rates of the last interval, and quantiles since the
+mount. The number of operations in flight is the time that they took, divided by the interval. The
+keys are q to quit, and the arrows to scroll.
+
+Where the output is no terminal, or with --once, one frame is printed as text. The view is shown by
+the program butternut-lab, which is found beside this program or on the PATH.";
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// The mount point, or any path in the mount
+    pub(crate) mountpoint: PathBuf,
+    /// Seconds between two updates, from 0.1 to 3600
+    #[arg(long, short, default_value = "1", value_name = "SECONDS")]
+    pub(crate) interval: String,
+    /// Print one frame as text
+    #[arg(long)]
+    pub(crate) once: bool,
 }

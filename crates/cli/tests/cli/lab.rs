@@ -1,4 +1,4 @@
-//! `lab`: becomes the program butternut-lab.
+//! `lab` and `top`: become the program butternut-lab.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -38,4 +38,9 @@ fn lab_is_found_beside_the_program_and_then_on_the_path() {
 
     script(&bin.join("butternut-lab"), "echo beside \"$@\"");
     assert_eq!(run(&program, &other, &["lab", "list"]).ok(), "beside list\n");
+    let top = run(&program, &other, &["top", "--once", "-i", "2", "/mnt"]).ok();
+    let own = program.canonicalize().unwrap();
+    let expected =
+        format!("beside top --interval=2 --once --butternut {} -- /mnt\n", own.display());
+    assert_eq!(top, expected);
 }
