@@ -339,7 +339,7 @@ impl Script {
 }
 
 /// Checks the volume. The error lists the findings, or says why the check failed.
-fn is_clean(device: &Arc<ScratchDevice>, check_data_csum: bool) -> Result<(), String> {
+pub(crate) fn is_clean(device: &Arc<ScratchDevice>, check_data_csum: bool) -> Result<(), String> {
     let device = Arc::clone(device) as Arc<dyn Device>;
     let options = CheckOptions { check_data_csum, ..CheckOptions::default() };
     let report = check(vec![device], &options).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! Fuzz targets: every decoder, and whole volumes that are opened and walked.
+//! Fuzz targets: every decoder, send streams, and whole volumes that are opened and walked.
 //!
 //! A target accepts any bytes and panics if a law is broken. `make fuzz` runs the targets under
 //! libFuzzer. The tests of this crate run them on the inputs that have found a bug (`fuzz/kept`)
@@ -12,6 +12,8 @@
 //!    clean becomes no worse unless a commit succeeds, and can still be opened after one.
 //! 5. A crafted log is replayed or refused. Of a volume that is otherwise clean, a replay leaves
 //!    the space and the trees consistent; only names and contents can be what the log says.
+//! 6. A crafted send stream is received or refused, and the volume stays clean. A refused one
+//!    leaves the complete subvolumes that came before, and nothing else.
 
 mod block;
 mod changing;
@@ -19,12 +21,14 @@ mod decoders;
 mod edited;
 mod logged;
 pub mod seed;
+mod streams;
 mod volume;
 mod walk;
 
 pub use changing::{Changed, changed};
 pub use edited::{Item, edited};
 pub use logged::{Replayed, logged, logged_with};
+pub use streams::{Received, received};
 pub use volume::{Ending, crafted_ending};
 
 /// A fuzz target.
@@ -51,12 +55,14 @@ pub const TARGETS: &[Target] = &[
     Target { name: "zlib", run: decoders::zlib },
     Target { name: "lzo", run: decoders::lzo },
     Target { name: "zstd", run: decoders::zstd },
+    Target { name: "stream_command", run: streams::command },
     Target { name: "volume_crafted", run: volume::crafted },
     Target { name: "volume_checked", run: volume::checked },
     Target { name: "volume_rotten", run: volume::rotten },
     Target { name: "volume_changed", run: changing::changing },
     Target { name: "volume_edited", run: edited::editing },
     Target { name: "volume_logged", run: logged::replaying },
+    Target { name: "volume_received", run: streams::receiving },
 ];
 
 pub fn target(name: &str) -> Option<&'static Target> {

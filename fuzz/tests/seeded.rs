@@ -5,7 +5,9 @@
 
 mod random;
 
-use butternut_fuzz::{Changed, Ending, TARGETS, Target, changed, crafted_ending, target};
+use butternut_fuzz::{
+    Changed, Ending, Received, TARGETS, Target, changed, crafted_ending, received, target,
+};
 use random::{Random, rounds};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -96,4 +98,24 @@ fn clean_volumes_stay_clean_when_they_are_changed() {
         clean * 4 > rounds && damaged * 10 > rounds,
         "{clean} clean, {damaged} damaged of {rounds}"
     );
+}
+
+#[test]
+fn crafted_streams_are_received_or_refused_and_the_volume_stays_clean() {
+    let (mut complete, mut refused, rounds) = (0, 0, rounds(150));
+    for round in 0..rounds {
+        let mut random = Random(round ^ 0x57e4_a3d1);
+        // Most random commands fail, so many streams are short.
+        let steps = 1 + random.next() % if round.is_multiple_of(2) { 1 } else { 40 };
+        let mut input: Vec<u8> = (0..steps * 2).flat_map(|_| random.next().to_le_bytes()).collect();
+        input[1] = u8::from(!round.is_multiple_of(3));
+        let ended = catch_unwind(AssertUnwindSafe(|| received(&input))).ok();
+        match ended.unwrap_or_else(|| panic!("seed {round}: {input:02x?}")) {
+            Received::Complete => complete += 1,
+            Received::Refused => refused += 1,
+            Received::Short => {}
+        }
+    }
+    assert!(complete * 10 > rounds, "{complete} complete, {refused} refused of {rounds}");
+    assert!(refused * 10 > rounds, "{complete} complete, {refused} refused of {rounds}");
 }

@@ -121,7 +121,7 @@ pub fn data_ref_hash(root: u64, ino: u64, file_offset: u64) -> u64 {
 }
 
 /// Returns the CRC register after `parts`, started from `seed` and not inverted.
-pub(crate) fn crc32c_register(seed: u32, parts: &[&[u8]]) -> u32 {
+pub fn crc32c_register(seed: u32, parts: &[&[u8]]) -> u32 {
     let mut crc = crc_fast::Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(seed));
     for part in parts {
         crc.update(part);

@@ -56,7 +56,8 @@ pub const COMMAND_BYTES_MAX_VERSION_1: usize = 64 * 1024;
 /// ones have about 144 KiB.
 pub const COMMAND_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-const MAGIC: [u8; 13] = *b"btrfs-stream\0";
+/// The first bytes of a stream.
+pub const STREAM_MAGIC: [u8; 13] = *b"btrfs-stream\0";
 
 /// The header of a stream (`struct btrfs_stream_header`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -113,10 +114,10 @@ impl StreamVersion {
     pub fn decode(header: &[u8; STREAM_HEADER_BYTES]) -> Result<Self, Refused> {
         let (raw, _) = front::<RawStreamHeader>(header)?;
         require(
-            raw.magic == MAGIC,
+            raw.magic == STREAM_MAGIC,
             "magic",
             Hex(&raw.magic),
-            format_args!("{} (btrfs-stream)", Hex(&MAGIC)),
+            format_args!("{} (btrfs-stream)", Hex(&STREAM_MAGIC)),
         )?;
         match raw.version.get() {
             1 => Ok(Self::One),
@@ -128,7 +129,10 @@ impl StreamVersion {
 
     /// Returns the header of a stream of this version.
     pub fn encode(self) -> [u8; STREAM_HEADER_BYTES] {
-        zerocopy::transmute!(RawStreamHeader { magic: MAGIC, version: U32::new(self.number()) })
+        zerocopy::transmute!(RawStreamHeader {
+            magic: STREAM_MAGIC,
+            version: U32::new(self.number())
+        })
     }
 
     /// Returns the maximum size of a command with its header, in bytes.
