@@ -1,6 +1,8 @@
-//! Opens the volume that a command names, and resolves paths in it.
+//! Opens the volume that a command names, or the one that send streams make, and resolves paths in
+//! it.
 
 pub(crate) mod arg;
+pub(crate) mod stream;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -100,9 +102,16 @@ pub(crate) fn parse_arg(arguments: &[OsString]) -> Result<VolumeArg, Failure> {
     })
 }
 
-/// Opens the volume.
+/// Opens the volume. In its place, send streams can be read.
 pub(crate) fn open(arg: &VolumeArg, options: &MountOptions) -> Result<Filesystem, Failure> {
     check_devices(arg)?;
+    if stream::is_named(arg)? {
+        return if options.read_only {
+            stream::filesystem(arg, options)
+        } else {
+            Err(stream::refused(arg))
+        };
+    }
     Filesystem::open(&arg.devices, options).map_err(|error| Failure::of(arg.typed.clone(), &error))
 }
 

@@ -12,8 +12,9 @@
 //!    after all commands for it have been applied. A crash before leaves a writable subvolume that
 //!    no stream can use as its parent. That commit is not made if data of the subvolume was lost,
 //!    whichever thread was to write it.
-//! 2. If a command fails, the subvolume that it would have changed is deleted. Subvolumes of the
-//!    same stream that are complete stay, and the caller learns of them ([`ReceiveReport`]).
+//! 2. If a command fails, the subvolume that it would have changed is deleted; `resume` can keep a
+//!    checkpoint of it. Subvolumes of the same stream that are complete stay, and the caller learns
+//!    of them ([`ReceiveReport`]).
 //! 3. No command reaches anything outside its subvolume: paths are names below its root, and no
 //!    symbolic link is followed.
 //! 4. An error names the command, its number and its place in the stream.
@@ -25,6 +26,7 @@ mod apply;
 mod data;
 mod finish;
 mod reader;
+mod resume;
 mod source;
 
 pub use reader::{CommandPlace, StreamReader};
@@ -33,6 +35,7 @@ use crate::{Error, FileId, Filesystem, Result};
 use apply::Receiver;
 use butternut_format::stream::Command;
 use data::Encoded;
+use reader::NextCommand;
 use std::io::Read;
 
 /// A subvolume that was received.
@@ -53,6 +56,11 @@ pub struct ReceivedSubvolume {
 pub struct ReceiveReport {
     /// The complete subvolumes. They are durable.
     pub subvolumes: Vec<ReceivedSubvolume>,
+    /// The number of subvolumes that were complete before [`Filesystem::receive_resumable`].
+    pub present: usize,
+    /// The number of commands of the incomplete subvolume that need not be applied again, if
+    /// [`Filesystem::receive_resumable`] has kept it.
+    pub resumable: Option<u64>,
     /// The incomplete subvolume, if it could not be deleted.
     pub unfinished: Option<Unfinished>,
 }
@@ -109,10 +117,45 @@ impl Filesystem {
         end: StreamEnd,
         report: &mut ReceiveReport,
     ) -> Result<()> {
-        let mut receiver = Receiver::new(self, dir, &mut report.subvolumes);
+        self.receive_checked(dir, stream, end, None, report)
+    }
+
+    /// Applies a send stream as [`Filesystem::receive_with`] does, and goes on where an earlier
+    /// call was interrupted, by an error or a crash: subvolumes that are complete stay, and
+    /// commands whose effects were kept are read and not applied. The stream must be the same one,
+    /// from its beginning.
+    ///
+    /// What is incomplete is kept in `dir`, in a snapshot whose name begins with
+    /// `.butternut-receive`, until its subvolume is complete. It has the effects of the commands up
+    /// to a damage or the end of the input; after another error or a crash, of all but those of the
+    /// last `checkpoint_bytes` bytes of the stream.
+    ///
+    /// # Errors
+    /// As [`Filesystem::receive`]; [`Error::Stream`] for a stream that is not the one that was
+    /// interrupted.
+    pub fn receive_resumable<R: Read>(
+        &self,
+        dir: FileId,
+        stream: &mut StreamReader<R>,
+        end: StreamEnd,
+        checkpoint_bytes: u64,
+        report: &mut ReceiveReport,
+    ) -> Result<()> {
+        self.receive_checked(dir, stream, end, Some(checkpoint_bytes), report)
+    }
+
+    fn receive_checked<R: Read>(
+        &self,
+        dir: FileId,
+        stream: &mut StreamReader<R>,
+        end: StreamEnd,
+        checkpoint_bytes: Option<u64>,
+        report: &mut ReceiveReport,
+    ) -> Result<()> {
+        let mut receiver = Receiver::new(self, dir, checkpoint_bytes, report);
         let applied = receive_all(&mut receiver, stream, end);
         if applied.is_err() {
-            report.unfinished = receiver.discard();
+            receiver.interrupt();
         }
         applied
     }
@@ -134,8 +177,9 @@ fn receive_all<R: Read>(
 ) -> Result<()> {
     while stream.next_stream()?.is_some() {
         loop {
-            let (place, command) = stream.next_command()?;
-            receiver.apply(&command).map_err(|error| at_command(place, &command, error))?;
+            let NextCommand { place, command, checksum, bytes } = stream.next_checked()?;
+            let applied = receiver.next(&command, checksum, bytes);
+            applied.map_err(|error| at_command(place, &command, error))?;
             if command == Command::End {
                 break;
             }

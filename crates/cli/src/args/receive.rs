@@ -17,6 +17,14 @@ or is that parent itself. The sources of clones (btrfs send -c) are found in the
 blocks share their data with them, and the rest is copied. Streams of btrfs send --no-data are
 refused. File flags (chattr) are not set.
 
+With --resume, an interrupted receive goes on when the command is repeated with the same stream,
+from its beginning: subvolumes that are complete stay, and commands whose effects were kept are read
+and compared, but not applied again. They are kept in PATH, in a snapshot `.butternut-receive...`,
+until the subvolume is complete: all of them if the stream is damaged or ends early, and all but the
+last 64 MiB of the stream after a signal, a power cut or another error. To give up, delete the
+snapshot. A writable snapshot of it that has the name of the subvolume counts as what a crash has
+left of that, and is replaced.
+
 With --to-directory, the stream is applied to a plain directory of any filesystem: DIR gets a new
 directory for each subvolume, which only its owner can enter before it is complete, and which stays
 as it is if the stream fails. Holes of cloned ranges stay holes. Properties of btrfs (compression)
@@ -31,6 +39,7 @@ The volume must not be mounted.
 
     btrfs send /srv/snap1 | butternut receive disk.img
     butternut receive -f full.stream disk.img /backups
+    ssh host btrfs send /srv/snap1 | butternut receive --resume disk.img
     butternut receive -f full.stream --to-directory /tmp/tree
     butternut receive -f full.stream --dump";
 
@@ -45,6 +54,9 @@ pub(crate) struct ReceiveArgs {
     /// Print the commands of the stream, one a line, and apply nothing
     #[arg(long, conflicts_with = "volume")]
     pub(crate) dump: bool,
+    /// Keep what is applied if the receive is interrupted, and go on with one that was
+    #[arg(long, conflicts_with_all = ["dump", "to_directory"])]
+    pub(crate) resume: bool,
     /// Apply the stream to new directories in DIR instead of a volume
     #[arg(long, value_name = "DIR", conflicts_with_all = ["volume", "dump"])]
     pub(crate) to_directory: Option<PathBuf>,

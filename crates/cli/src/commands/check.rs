@@ -45,6 +45,9 @@ pub(crate) fn run(global: &GlobalArgs, args: &CheckArgs, out: &mut Output) -> Co
 
 fn check_volume(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Report), Failure> {
     let volume_arg = volume::parse_arg(&args.volume.volume)?;
+    if volume::stream::is_named(&volume_arg)? {
+        return Err(volume::stream::refused(&volume_arg));
+    }
     if volume_arg.subvolume != Subvolume::Default {
         return Err(Failure::new(volume_arg.typed, "a single subvolume cannot be checked")
             .hint("name the volume without @SUBVOL"));

@@ -16,6 +16,9 @@ use crate::failure::{Failure, Outcome, chain};
 use crate::output::json::Object;
 use crate::output::{Output, stderr_line, text};
 
+/// With --resume, how many bytes of the stream may have to be applied again.
+const CHECKPOINT_BYTES: u64 = 64 << 20;
+
 pub(crate) fn run(global: &GlobalArgs, args: &ReceiveArgs, out: &mut Output) -> Outcome {
     let input = Input::open(args)?;
     if args.dump {
@@ -27,11 +30,13 @@ pub(crate) fn run(global: &GlobalArgs, args: &ReceiveArgs, out: &mut Output) -> 
     let Some(volume) = args.volume.clone() else {
         return Err(Failure::new("VOLUME", "is missing").hint("name an image or a device"));
     };
-    to_volume(global, input, &VolumeArgs { volume }, &text::bytes(&args.path), out)
+    let volume = VolumeArgs { volume };
+    to_volume(global, args.resume, input, &volume, &text::bytes(&args.path), out)
 }
 
 fn to_volume(
     global: &GlobalArgs,
+    is_resumed: bool,
     mut input: Input,
     volume: &VolumeArgs,
     path: &[u8],
@@ -48,8 +53,19 @@ fn to_volume(
     cleaned.map_err(|error| transaction.failure(&error))?;
     let mut report = ReceiveReport::default();
     let (filesystem, end) = (transaction.filesystem(), input.end);
-    let done = filesystem.receive_with(dir, &mut input.stream, end, &mut report);
-    let done = done.map_err(|error| Failure::of(input.name.clone(), &error));
+    let stream = &mut input.stream;
+    let done = if is_resumed {
+        filesystem.receive_resumable(dir, stream, end, CHECKPOINT_BYTES, &mut report)
+    } else {
+        filesystem.receive_with(dir, stream, end, &mut report)
+    };
+    let done = done.map_err(|error| {
+        let failure = Failure::of(input.name.clone(), &error);
+        match report.resumable {
+            Some(count) => failure.hint(format!("{count} commands are kept; repeat it to go on")),
+            None => failure,
+        }
+    });
     if let Some(unfinished) = &report.unfinished {
         let at = text::escaped(&text::joined(path, &unfinished.name));
         let why = chain(&unfinished.error);
@@ -58,7 +74,9 @@ fn to_volume(
     if report.subvolumes.is_empty() {
         // Nothing was made that a commit would keep.
         done?;
-        input.note_empty(global);
+        if report.present == 0 {
+            input.note_empty(global);
+        }
         let none = Vec::<Value>::new();
         return transaction.finish(global, out, |object| object.put("subvolumes", none));
     }

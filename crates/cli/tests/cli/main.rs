@@ -11,6 +11,7 @@
 
 mod block_device;
 mod block_device_errors;
+mod browse;
 mod btrfs_progs;
 mod change;
 mod check;
@@ -46,6 +47,7 @@ mod receive;
 mod recursive_snapshots;
 mod rescued_reads;
 mod send;
+mod send_mounted;
 mod subvolumes;
 mod subvolumes_in_use;
 mod subvolumes_mounted;

@@ -603,3 +603,38 @@ fn what_follows_the_end_command_is_left_on_stdin() {
     let list = butternut(&["subvolume", "list", &image]).ok();
     assert!(list.contains(" path a\n") && list.contains(" path b\n"), "{list}");
 }
+
+/// Streams that are cut and repeated with --resume: the kernel shows what it has sent.
+#[test]
+fn cut_streams_that_are_resumed_become_what_the_kernel_has_sent() {
+    if !kernel_tests_enabled("cut_streams_that_are_resumed_become_what_the_kernel_has_sent") {
+        return;
+    }
+    let source = source();
+    let parts: &[usize] =
+        if std::env::var_os("BUTTERNUT_LONG").is_some() { &[1, 2, 3, 4, 5, 6, 7] } else { &[2, 7] };
+    for way in WAYS {
+        let (_scratch, image, name) = volume();
+        for stream in NAMES {
+            let bytes = fs::read(source.stream(stream, way)).unwrap();
+            for part in parts {
+                let cut = bytes.len() * part / 8 + part;
+                let refused = receive(&["--resume", &name], &bytes[..cut]).failure();
+                assert!(refused.contains("commands are kept; repeat it"), "{refused}");
+                let list = butternut(&["subvolume", "list", "-R", &name]).ok();
+                assert!(list.contains("path .butternut-receive"), "{list}");
+                run("btrfs", &["check", "--check-data-csum", &name].map(AsRef::as_ref));
+            }
+            assert_eq!(receive(&["--resume", &name], &bytes).ok(), "");
+            // It is complete, so it stays as it is.
+            assert_eq!(receive(&["--resume", &name], &bytes).ok(), "");
+        }
+        let list = butternut(&["subvolume", "list", &name]).ok();
+        assert!(!list.contains("butternut-receive"), "{list}");
+        run("btrfs", &["check", "--check-data-csum", &name].map(AsRef::as_ref));
+        let (sent, received) = (Mounted::new(&source.image, "ro"), Mounted::new(&image, "ro"));
+        for stream in NAMES {
+            assert_equal(&received.path(stream), &sent.path(stream), &format!("{stream}.{way}"));
+        }
+    }
+}

@@ -1,7 +1,8 @@
 //! [`Receiver`]: applies the commands of a stream to subvolumes.
 
 use super::data::{clone_range, fallocate};
-use super::{ReceivedSubvolume, Unfinished, decode_write};
+use super::resume::{Checkpoint, Progress};
+use super::{ReceiveReport, ReceivedSubvolume, Unfinished, decode_write};
 use crate::{
     Error, File, FileId, FileKind, Filesystem, NewInode, RenameFlags, Result, SetAttributes,
     SetTime, SetXattr, SnapshotAccess,
@@ -26,7 +27,13 @@ pub(super) struct Receiver<'a, 'r> {
     current: Option<Current>,
     /// The subvolumes that clones of the current one refer to.
     sources: HashMap<Uuid, u64>,
-    received: &'r mut Vec<ReceivedSubvolume>,
+    pub(super) report: &'r mut ReceiveReport,
+    /// Make a checkpoint after this number of bytes of the stream; `None` makes none.
+    checkpoint_bytes: Option<u64>,
+    /// The commands are of a subvolume that is complete, and are not applied.
+    is_present: bool,
+    /// The commands since the one that began the subvolume.
+    progress: Progress,
 }
 
 /// The subvolume that the commands change.
@@ -37,6 +44,14 @@ struct Current {
     uuid: Uuid,
     ctransid: u64,
     is_snapshot: bool,
+    /// The checkpoints, the last one last; empty if there are to be none.
+    checkpoints: Vec<Checkpoint>,
+    /// The commands whose effects the subvolume has.
+    applied: Progress,
+    /// Bytes of the stream since the last checkpoint.
+    bytes: u64,
+    /// The UUID of the parent; `None` if it is the subvolume's origin.
+    parent_uuid: Option<Uuid>,
     /// The file of the last write, which the next one often has, too.
     open: Option<(Vec<u8>, File)>,
 }
@@ -45,14 +60,93 @@ impl<'a, 'r> Receiver<'a, 'r> {
     pub(super) fn new(
         filesystem: &'a Filesystem,
         dir: FileId,
-        received: &'r mut Vec<ReceivedSubvolume>,
+        checkpoint_bytes: Option<u64>,
+        report: &'r mut ReceiveReport,
     ) -> Self {
-        Self { filesystem, dir, current: None, sources: HashMap::new(), received }
+        let (progress, sources) = (Progress::default(), HashMap::new());
+        let (current, is_present) = (None, false);
+        Self { filesystem, dir, current, sources, report, checkpoint_bytes, is_present, progress }
+    }
+
+    /// Applies a command of the stream that has `bytes` bytes, or skips it where the subvolume has
+    /// its effects. `checksum` is its stored checksum.
+    pub(super) fn next(&mut self, command: &Command<'_>, checksum: u32, bytes: u64) -> Result<()> {
+        let begins = matches!(command, Command::Subvol { .. } | Command::Snapshot { .. });
+        if begins || *command == Command::End {
+            self.is_present = false;
+            if let Some(current) = &self.current
+                && self.progress.commands < current.applied.commands
+            {
+                self.progress.require(current.applied)?;
+            }
+        }
+        if begins {
+            // The last subvolume is complete before the commands of the next one are counted.
+            self.finish()?;
+            self.progress = Progress::default();
+        }
+        if *command != Command::End {
+            self.progress.add(checksum);
+        }
+        if self.is_present {
+            return Ok(());
+        }
+        if let Some(current) = &self.current
+            && *command != Command::End
+            && self.progress.commands <= current.applied.commands
+        {
+            let is_last = self.progress.commands == current.applied.commands;
+            return if is_last { self.progress.require(current.applied) } else { Ok(()) };
+        }
+        self.apply(command)?;
+        let Some(current) = &mut self.current else { return Ok(()) };
+        current.applied = if begins { current.applied } else { self.progress };
+        current.bytes += bytes;
+        if self.checkpoint_bytes.is_some_and(|limit| current.bytes >= limit) {
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Makes a checkpoint, and deletes the one before it.
+    fn checkpoint(&mut self) -> Result<()> {
+        let filesystem = self.filesystem;
+        let Some(current) = &mut self.current else { return Ok(()) };
+        current.bytes = 0;
+        current.open = None;
+        let last = current.checkpoints.last();
+        if last.is_none_or(|last| current.applied.commands <= last.progress.commands) {
+            return Ok(());
+        }
+        filesystem.require_written(current.id)?;
+        let name = current.applied.name(current.uuid);
+        filesystem.snapshot(current.id, self.dir, &name, SnapshotAccess::ReadOnly)?;
+        let found = filesystem.checkpoints(self.dir, current.uuid)?;
+        current.checkpoints = filesystem.keep_last(self.dir, found)?;
+        Ok(())
+    }
+
+    /// Ends a receive that has failed: keeps the commands that are applied, if it can be resumed,
+    /// and deletes the subvolume that is not complete. One that cannot be deleted stays writable,
+    /// so no stream uses it as its parent, and is reported.
+    pub(super) fn interrupt(&mut self) {
+        if let Some(current) = &self.current
+            && current.applied == self.progress
+        {
+            // Without this checkpoint, more commands are applied again; the first error is
+            // reported.
+            self.checkpoint().unwrap_or_default();
+        }
+        if let Some(current) = &self.current {
+            let last = current.checkpoints.last();
+            self.report.resumable = last.map(|last| last.progress.commands);
+        }
+        self.report.unfinished = self.discard();
     }
 
     /// Deletes the subvolume that is not complete. One that cannot be deleted stays writable, so no
     /// stream uses it as its parent, and is returned.
-    pub(super) fn discard(&mut self) -> Option<Unfinished> {
+    fn discard(&mut self) -> Option<Unfinished> {
         let Current { id, name, open, .. } = self.current.take()?;
         drop(open);
         // Another thread may have given the name to another subvolume.
@@ -109,8 +203,6 @@ impl<'a, 'r> Receiver<'a, 'r> {
         ctransid: u64,
         parent: Option<(Uuid, u64)>,
     ) -> Result<()> {
-        // A stream with several subvolumes has one END command for all of them.
-        self.finish()?;
         self.sources.clear();
         require(!uuid.is_nil(), "UUID", uuid, "not zero").map_err(Error::Stream)?;
         let names = components(path).map_err(Error::Stream)?;
@@ -118,17 +210,91 @@ impl<'a, 'r> Receiver<'a, 'r> {
             let refused = Refused::new("path", path.escape_ascii(), "one name");
             return Err(Error::Stream(refused));
         };
-        let id = match parent {
-            None => self.filesystem.create_subvolume(self.dir, name, &NewInode::new(0o755))?,
-            Some((uuid, transid)) => {
-                let source = self.filesystem.find_source("CLONE_UUID", uuid, transid)?;
-                let access = SnapshotAccess::ReadWrite;
-                self.filesystem.snapshot(source.id, self.dir, name, access)?
-            }
+        let is_resumable = self.checkpoint_bytes.is_some();
+        if is_resumable && self.is_complete(name, uuid, ctransid)? {
+            self.is_present = true;
+            self.report.present += 1;
+            return Ok(());
+        }
+        let source = match parent {
+            None => None,
+            Some((uuid, id)) => Some(self.filesystem.find_source("CLONE_UUID", uuid, id)?),
         };
+        let mut checkpoints = Vec::new();
+        if is_resumable {
+            let source = source.as_ref().map(|source| source.id);
+            checkpoints = self.prepare(name, uuid, source)?;
+        }
+        let last = checkpoints.last();
+        // Of one command: no later one is skipped, so nothing else compares it (law 2 of `resume`).
+        if let Some(last) = last.filter(|last| last.progress.commands <= self.progress.commands) {
+            self.progress.require(last.progress)?;
+        }
+        let origin = last.map(|last| last.id).or(source.as_ref().map(|source| source.id));
+        let access = SnapshotAccess::ReadWrite;
+        let id = match origin {
+            None => self.filesystem.create_subvolume(self.dir, name, &NewInode::new(0o755))?,
+            Some(origin) => self.filesystem.snapshot(origin, self.dir, name, access)?,
+        };
+        let applied = last.map_or(self.progress, |last| last.progress);
+        let parent_uuid = last.map(|_| source.map_or(Uuid([0; 16]), |source| Uuid(source.uuid)));
         let (name, is_snapshot) = (name.to_vec(), parent.is_some());
-        self.current = Some(Current { id, name, uuid, ctransid, is_snapshot, open: None });
-        if is_snapshot { Ok(()) } else { self.strip(FileId::root_of(id)) }
+        let (bytes, open) = (0, None);
+        self.current = Some(Current {
+            id,
+            name,
+            uuid,
+            ctransid,
+            is_snapshot,
+            checkpoints,
+            applied,
+            bytes,
+            parent_uuid,
+            open,
+        });
+        // The first commands may have given the root attributes.
+        let is_new = !is_snapshot && applied == self.progress;
+        if is_new { self.strip(FileId::root_of(id)) } else { Ok(()) }
+    }
+
+    /// Returns whether the subvolume is complete. Its checkpoints are deleted then.
+    fn is_complete(&self, name: &[u8], uuid: Uuid, ctransid: u64) -> Result<bool> {
+        let found = self.filesystem.received_at(self.dir, name)?;
+        let is_complete = found.is_some_and(|info| {
+            info.read_only && info.received_uuid == uuid.0 && info.sent_generation == ctransid
+        });
+        if is_complete {
+            let left = self.filesystem.checkpoints(self.dir, uuid)?;
+            self.filesystem.delete_checkpoints(self.dir, &left)?;
+        }
+        Ok(is_complete)
+    }
+
+    /// Deletes what a crash has left of a subvolume, and returns the checkpoint to go on from: a
+    /// new one if there is none.
+    fn prepare(&self, name: &[u8], uuid: Uuid, source: Option<u64>) -> Result<Vec<Checkpoint>> {
+        let filesystem = self.filesystem;
+        let mut found = filesystem.checkpoints(self.dir, uuid)?;
+        if let Some(info) = filesystem.received_at(self.dir, name)? {
+            if !found.iter().any(|checkpoint| checkpoint.is_of(&info)) {
+                return Err(Error::Exists);
+            }
+            filesystem.delete_subvolume_of_id(self.dir, name, info.id)?;
+        }
+        if found.is_empty() {
+            let name = self.progress.name(uuid);
+            match source {
+                None => {
+                    filesystem.create_subvolume(self.dir, &name, &NewInode::new(0o755))?;
+                }
+                Some(source) => {
+                    // A read-only snapshot would keep the received UUID of the parent.
+                    filesystem.snapshot(source, self.dir, &name, SnapshotAccess::ReadWrite)?;
+                }
+            }
+            found = filesystem.checkpoints(self.dir, uuid)?;
+        }
+        filesystem.keep_last(self.dir, found)
     }
 
     /// Removes the attributes of a new inode: it has inherited them from its directory, where the
@@ -142,11 +308,15 @@ impl<'a, 'r> Receiver<'a, 'r> {
     fn finish(&mut self) -> Result<()> {
         let Some(current) = &mut self.current else { return Ok(()) };
         current.open = None;
-        self.filesystem.set_received(current.id, current.uuid, current.ctransid)?;
-        if let Some(Current { id, name, uuid, is_snapshot, .. }) = self.current.take() {
-            self.received.push(ReceivedSubvolume { id, name, uuid: uuid.0, is_snapshot });
-        }
-        Ok(())
+        let Current { id, uuid, ctransid, parent_uuid, .. } = *current;
+        self.filesystem.set_received(id, uuid, ctransid, parent_uuid)?;
+        let Some(Current { id, name, uuid, is_snapshot, checkpoints, .. }) = self.current.take()
+        else {
+            return Ok(());
+        };
+        let received = ReceivedSubvolume { id, name, uuid: uuid.0, is_snapshot };
+        self.report.subvolumes.push(received);
+        self.filesystem.delete_checkpoints(self.dir, &checkpoints)
     }
 
     fn current(&mut self) -> Result<&mut Current> {

@@ -14,10 +14,18 @@ impl Filesystem {
     /// Makes subvolume `id` read-only and notes that it was received from the subvolume `uuid` as
     /// it was after transaction `ctransid`, in one commit.
     ///
+    /// `parent_uuid` replaces the UUID of its origin.
+    ///
     /// # Errors
     /// Data that was lost since the subvolume was made, also if the command that wrote it has
     /// succeeded.
-    pub(super) fn set_received(&self, id: u64, uuid: Uuid, ctransid: u64) -> Result<()> {
+    pub(super) fn set_received(
+        &self,
+        id: u64,
+        uuid: Uuid,
+        ctransid: u64,
+        parent_uuid: Option<Uuid>,
+    ) -> Result<()> {
         let write_state = self.may_begin()?;
         let excluded = write_state.snapshots.exclude_writes();
         self.subvolume_tree(id)?;
@@ -33,6 +41,7 @@ impl Filesystem {
             at_commit.update_root(TreeId(id), |raw| {
                 raw.flags.set(raw.flags.get() | RootFlags::READ_ONLY.0);
                 raw.received_uuid = uuid.0;
+                raw.parent_uuid = parent_uuid.map_or(raw.parent_uuid, |uuid| uuid.0);
                 raw.stransid.set(ctransid);
                 raw.rtransid.set(generation.0);
                 raw.stime = Time::default().into();
@@ -44,5 +53,17 @@ impl Filesystem {
         drop(alone);
         drop(excluded);
         Ok(())
+    }
+
+    /// Writes back the data of a subvolume that is being received.
+    ///
+    /// # Errors
+    /// Data that was lost since the subvolume was made.
+    pub(super) fn require_written(&self, id: u64) -> Result<()> {
+        let write_state = self.may_begin()?;
+        let excluded = write_state.snapshots.exclude_writes();
+        let written = self.write_back_subvolume(write_state, id, &ErrorCursor::default());
+        drop(excluded);
+        written.map(drop)
     }
 }

@@ -21,6 +21,17 @@ pub struct CommandPlace {
     pub offset: u64,
 }
 
+/// Where a command has its checksum.
+const CHECKSUM: std::ops::Range<usize> = 6..COMMAND_HEADER_BYTES;
+
+/// A command, its stored checksum and its size in bytes.
+pub(super) struct NextCommand<'a> {
+    pub(super) place: CommandPlace,
+    pub(super) command: Command<'a>,
+    pub(super) checksum: u32,
+    pub(super) bytes: u64,
+}
+
 /// Reads send streams. The input is read in small pieces: wrap a file in a
 /// [`BufReader`](std::io::BufReader).
 #[derive(Debug)]
@@ -84,6 +95,12 @@ impl<R: Read> StreamReader<R> {
     /// # Errors
     /// [`Error::Receive`]: the command is damaged or unknown, the input ends, or cannot be read.
     pub fn next_command(&mut self) -> Result<(CommandPlace, Command<'_>)> {
+        let NextCommand { place, command, .. } = self.next_checked()?;
+        Ok((place, command))
+    }
+
+    /// Reads the next command with its checksum and its size.
+    pub(super) fn next_checked(&mut self) -> Result<NextCommand<'_>> {
         self.place.number += 1;
         self.place.offset = self.offset;
         let version = self.version.ok_or(Error::InvalidArgument { what: "no stream has begun" })?;
@@ -94,7 +111,9 @@ impl<R: Read> StreamReader<R> {
         if command == Command::End {
             self.version = None;
         }
-        Ok((place, command))
+        let checksum = self.buf.get(CHECKSUM).and_then(|bytes| bytes.try_into().ok());
+        let checksum = u32::from_le_bytes(checksum.unwrap_or_default());
+        Ok(NextCommand { place, command, checksum, bytes: length(self.buf.len()) })
     }
 
     /// Reads the bytes of one command into the buffer.

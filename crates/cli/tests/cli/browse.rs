@@ -1,0 +1,189 @@
+//! Send streams in the place of a volume: the commands that read show what the streams make, and
+//! those that change a volume refuse them.
+
+use std::fs;
+use std::path::Path;
+
+use butternut_format::stream::{Command, StreamVersion};
+use butternut_format::uuid::Uuid;
+
+use super::command::{butternut, command, shell};
+use super::image::kernel_tests_enabled;
+
+const FIRST: Uuid = Uuid([1; 16]);
+const SECOND: Uuid = Uuid([2; 16]);
+
+fn write(path: &Path, commands: &[Command<'_>]) -> String {
+    let version = StreamVersion::Two;
+    let mut bytes = version.encode().to_vec();
+    for command in commands.iter().chain([&Command::End]) {
+        command.encode(version, &mut bytes).unwrap();
+    }
+    fs::write(path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// Writes a stream, and one that continues it: `(first, second)`.
+fn streams(dir: &Path) -> (String, String) {
+    let first = [
+        Command::Subvol { path: b"one", uuid: FIRST, ctransid: 7 },
+        Command::Mkdir { path: b"dir", ino: 257 },
+        Command::Mkfile { path: b"dir/file", ino: 258 },
+        Command::Write { path: b"dir/file", offset: 0, data: b"old\n" },
+    ];
+    let second = [
+        Command::Snapshot {
+            path: b"two",
+            uuid: SECOND,
+            ctransid: 9,
+            clone_uuid: FIRST,
+            clone_ctransid: 7,
+        },
+        Command::Rename { path: b"dir/file", to: b"moved" },
+        Command::Write { path: b"moved", offset: 0, data: b"new\n" },
+    ];
+    (write(&dir.join("first"), &first), write(&dir.join("second"), &second))
+}
+
+#[test]
+fn commands_that_read_show_what_streams_make() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (first, second) = streams(scratch.path());
+    let both = format!("{first},{second}");
+    assert_eq!(butternut(&["ls", &first]).ok(), "one\n");
+    assert_eq!(butternut(&["ls", &both]).ok(), "one\ntwo\n");
+    assert_eq!(butternut(&["ls", &format!("{both}@two")]).ok(), "dir\nmoved\n");
+    assert_eq!(butternut(&["cat", &both, "/one/dir/file", "/two/moved"]).ok(), "old\nnew\n");
+    let found = butternut(&["find", &both, "/", "--type", "f"]).ok();
+    assert_eq!(found, "/one/dir/file\n/two/moved\n");
+    let stat = butternut(&["stat", &both, "/two/moved"]).ok();
+    assert!(stat.contains("/two/moved"), "{stat}");
+    let list = butternut(&["subvolume", "list", &first, &second]).ok();
+    assert!(list.ends_with("path two\n"), "{list}");
+    let copy = scratch.path().join("copy");
+    butternut(&["export", "--no-owner", &both, "/two", copy.to_str().unwrap()]).ok();
+    assert_eq!(fs::read(copy.join("moved")).unwrap(), b"new\n");
+}
+
+#[test]
+fn a_stream_without_its_parent_is_refused_with_the_missing_uuid() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (first, second) = streams(scratch.path());
+    for volume in [second.clone(), format!("{second},{first}")] {
+        let refused = butternut(&["ls", &volume]).failure();
+        let place = format!("{second}: command 1 at byte 17: snapshot two: ");
+        assert!(refused.contains(&place), "{refused}");
+        assert!(refused.contains(&format!("UUID or received UUID {FIRST}")), "{refused}");
+        assert!(refused.contains("before this one, as FIRST,SECOND"), "{refused}");
+    }
+}
+
+#[test]
+fn commands_that_change_a_volume_refuse_a_stream() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (first, _) = streams(scratch.path());
+    let before = fs::read(&first).unwrap();
+    let commands: [&[&str]; 6] = [
+        &["mkdir", &first, "/new"],
+        &["rm", "-r", &first, "/one"],
+        &["subvolume", "create", &first, "/new"],
+        &["receive", "-f", &first, &first],
+        &["filesystem", "resize", &first, "1G"],
+        &["filesystem", "label", &first, "new"],
+    ];
+    for words in commands {
+        let refused = butternut(words).failure();
+        assert!(refused.contains("is a send stream, which can only be read"), "{refused}");
+    }
+    // It has a status of its own for what cannot be checked.
+    let checked = butternut(&["check", &first]);
+    assert_eq!(checked.code, Some(8));
+    assert!(checked.err.contains("is a send stream"), "{}", checked.err);
+    assert_eq!(fs::read(&first).unwrap(), before);
+}
+
+#[test]
+fn damaged_streams_and_mixtures_are_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (first, second) = streams(scratch.path());
+    let mut bytes = fs::read(&first).unwrap();
+    let cut = scratch.path().join("cut");
+    fs::write(&cut, &bytes[..bytes.len() - 3]).unwrap();
+    let refused = butternut(&["ls", cut.to_str().unwrap()]).failure();
+    assert!(refused.contains("cut: command 5 at byte "), "{refused}");
+    let last = bytes.len() - 12;
+    bytes[last] ^= 1;
+    fs::write(&cut, &bytes).unwrap();
+    let refused = butternut(&["ls", cut.to_str().unwrap()]).failure();
+    assert!(refused.contains("cut: command 4 at byte "), "{refused}");
+    let image = scratch.path().join("image");
+    butternut(&["mkfs", "--size", "128M", image.to_str().unwrap()]).ok();
+    let refused = butternut(&["ls", &format!("{second},{}", image.display())]).failure();
+    assert!(refused.contains("image: is not a send stream, and others are"), "{refused}");
+    let twice = butternut(&["ls", &format!("{first},{first}")]).failure();
+    assert!(twice.contains("name only streams that make different names"), "{twice}");
+}
+
+/// The temporary file has no name, and a directory where it cannot be is named.
+#[test]
+fn a_stream_leaves_no_file_in_its_temporary_directory() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (first, _) = streams(scratch.path());
+    let temporary = scratch.path().join("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let run = |dir: &Path| {
+        let output = command().args(["ls", &first]).env("TMPDIR", dir).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(run(&temporary), (true, String::new()));
+    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
+    let (is_done, why) = run(&scratch.path().join("missing"));
+    assert!(!is_done && why.contains("missing: no such file or directory (set TMPDIR"), "{why}");
+}
+
+/// Snapshots that the kernel has sent, before and after they were changed, compared with the
+/// kernel's view of them: names, attributes and data.
+#[test]
+fn a_mount_and_an_export_of_streams_equal_what_the_kernel_has_sent() {
+    if !kernel_tests_enabled("a_mount_and_an_export_of_streams_equal_what_the_kernel_has_sent") {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/dev/shm").unwrap();
+    let butternut = env!("CARGO_BIN_EXE_butternut");
+    let script = format!(
+        r#"cd {}; mkdir kernel streams; truncate -s 512M img; mkfs.btrfs -q img
+        mount -o loop,compress=zstd img kernel
+        trap 'mountpoint -q streams && {butternut} umount streams; umount kernel' EXIT
+        btrfs -q subvolume create kernel/v
+        (
+            cd kernel/v; mkdir -p a/b; seq 30000 > a/text; head -c 1M /dev/urandom > a/b/random
+            ln a/text hard; ln -s a/text soft; mkfifo fifo; truncate -s 5M hole; echo x >> hole
+            chown 12:34 a/text; chmod 4711 a/text; setfattr -n user.k -v v a/b
+        )
+        btrfs -q subvolume snapshot -r kernel/v kernel/s1
+        (cd kernel/v; mv a c; seq 9 > c/text; cp --reflink c/b/random again; rm fifo)
+        btrfs -q subvolume snapshot -r kernel/v kernel/s2
+        btrfs -q send kernel/s1 -f 1; btrfs -q send --proto 2 --compressed-data kernel/s1 -f c
+        btrfs -q send -p kernel/s1 kernel/s2 -f 2
+        list() {{ (
+            cd "$1"; find . -printf '%p|%y|%m|%U|%G|%T@|%l\n' | sort
+            find . -not -type d -printf '%p|%n|%s\n' | sort
+            find . -type f -print0 | sort -z | xargs -0 sha256sum
+            find . -print0 | sort -z | xargs -0 getfattr -h -d -m user -e hex
+        ) }}
+        for full in 1 c; do
+            {butternut} mount $full 2 streams
+            for s in s1 s2; do
+                list kernel/$s > want; list streams/$s > have; diff want have >&2
+            done
+            touch streams/new 2> why && exit 1; grep -q 'Read-only file system' why
+            {butternut} umount streams
+            {butternut} export $full,2 /s2 copy-$full
+            list copy-$full > have; diff want have >&2
+        done
+        wc -l < want"#,
+        scratch.path().display()
+    );
+    let lines: u32 = shell(&script).trim().parse().unwrap();
+    assert!(lines > 10, "{lines}");
+}
