@@ -29,7 +29,7 @@ pub(crate) use inspect::{
     DumpSuperArgs, DumpTreeArgs, InodeResolveArgs, InspectCommand, LogicalResolveArgs, RootidArgs,
     TreeStatsArgs,
 };
-pub(crate) use lab::LabArgs;
+pub(crate) use lab::{LabArgs, TopArgs};
 pub(crate) use mkfs::MkfsArgs;
 pub(crate) use modify::{
     ChmodArgs, ChownArgs, CpArgs, Encoding, GetfattrArgs, LnArgs, MkdirArgs, MvArgs, Reflink,
@@ -64,6 +64,12 @@ of them, separated by commas: a.img,b.img. Two suffixes are accepted:
                or by its id (disk.img@snap1); symlinks in this path are not followed
   ?offset=N    the volume starts N bytes into the image; suffixes K, M, G, T are powers of 1024
 If a file exists whose name contains these characters, the argument names that file.
+
+Commands that read, and mount, also accept files with send streams in the place of the devices: a
+full stream and its increments, in order (full,next). They show the subvolumes that `receive` would
+make. Nothing is kept; meanwhile the contents of the streams use space in TMPDIR [/var/tmp], in a
+file without a name, and as much memory as a mounted volume does. The subvolumes must have different
+names. Streams of btrfs send --no-data are refused.
 
 PATH is a path in the volume, relative to its root. Names are byte strings: unprintable characters
 are escaped on a terminal and printed unchanged elsewhere. In JSON output, a name that is not valid
@@ -433,6 +439,9 @@ pub(crate) enum Command {
     /// Show the I/O statistics of a mounted volume
     #[command(after_help = STATS_HELP)]
     Stats(StatsArgs),
+    /// Show the operations, latencies, memory and devices of a mounted volume, live
+    #[command(after_help = lab::TOP_HELP)]
+    Top(TopArgs),
     /// Show and set the tunables of a mounted volume
     #[command(after_help = CTL_HELP)]
     Ctl(CtlArgs),

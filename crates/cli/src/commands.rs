@@ -105,6 +105,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Stats(args) => stats::run(global, args, out),
         Command::Ctl(args) => ctl::run(global, args, out),
         Command::Lab(args) => lab::run(args),
+        Command::Top(args) => lab::top(args),
         Command::Completions(args) => Ok(completions::run(args, out)),
         Command::Man(args) => man::run(args),
     }

@@ -14,8 +14,12 @@
 //! {"ask":"clone","subvolume":{"id":256}}         {"ok":null}, and a mount descriptor
 //! {"ask":"quota","change":"enable"}              {"ok":null}
 //! {"ask":"quotas","from":0}                      {"ok":{"is_enabled":true,"groups":[...],...}}
+//! {"ask":"send","subvolume":257,...}             a stream, and {"ok":null}
 //! anything else                                  {"error":"why"}
 //! ```
+//!
+//! A stream precedes its response, in parts ([`stream`]); a response with an error may follow some
+//! of them.
 //!
 //! The client keeps the connection of a clone open until it has attached the clone. The server does
 //! not release the volume before.
@@ -41,6 +45,7 @@
 pub(crate) mod client;
 pub(crate) mod quotas;
 pub(crate) mod server;
+mod stream;
 
 use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -63,8 +68,8 @@ use serde_json::Value;
 
 use quotas::QuotaChange;
 
-/// Maximum length of a request line, in bytes.
-const REQUEST_BYTES_MAX: usize = 4 << 10;
+/// Maximum length of a request line, in bytes. It grows with the number of clone sources.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// Maximum length of a response line, in bytes. It grows with the number of devices.
 const RESPONSE_BYTES_MAX: usize = 4 << 20;
 
@@ -103,13 +108,32 @@ pub(crate) enum Request {
     Quotas {
         from: u64,
     },
+    /// A stream of a read-only subvolume.
+    Send(SendRequest),
+}
+
+/// What a stream is made of. Subvolumes have the ids of the format.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SendRequest {
+    pub(crate) subvolume: u64,
+    /// Without a parent, one is chosen among the clone sources, if there are any.
+    pub(crate) parent: Option<u64>,
+    pub(crate) clone_sources: Vec<u64>,
+    /// The version of the protocol: 1 or 2.
+    pub(crate) version: u8,
+    pub(crate) no_data: bool,
+    pub(crate) compressed_data: bool,
 }
 
 impl Request {
     /// Returns whether the response may have to wait for a device (law 2).
     fn waits_for_device(&self) -> bool {
         match self {
-            Self::Commit | Self::Clone { .. } | Self::Quota { .. } | Self::Quotas { .. } => true,
+            Self::Commit
+            | Self::Clone { .. }
+            | Self::Quota { .. }
+            | Self::Quotas { .. }
+            | Self::Send(_) => true,
             Self::Stats { .. }
             | Self::Tunables
             | Self::Set { .. }
@@ -337,6 +361,20 @@ mod tests {
             r#"{"ask":"quota","change":{"assign":{"child":256,"parent":281474976710656}}}"#;
         check(&Request::Quota { change }, assign);
         check(&Request::Quotas { from: 0 }, r#"{"ask":"quotas","from":0}"#);
+        let (subvolume, parent, clone_sources) = (257, Some(256), vec![]);
+        let send = SendRequest {
+            subvolume,
+            parent,
+            clone_sources,
+            version: 1,
+            no_data: false,
+            compressed_data: false,
+        };
+        let line = concat!(
+            r#"{"ask":"send","subvolume":257,"parent":256,"clone_sources":[],"version":1,"#,
+            r#""no_data":false,"compressed_data":false}"#
+        );
+        check(&Request::Send(send), line);
         let error = Response::Error("why".to_owned());
         assert_eq!(serde_json::to_string(&error).unwrap(), r#"{"error":"why"}"#);
     }

@@ -12,8 +12,9 @@
 //!
 //! Laws:
 //!
-//! 1. The subvolumes are read-only, and the volume is open for reading only: nothing changes while
-//!    a stream is made.
+//! 1. The subvolumes are read-only. On a volume that is open for writing they stay so, and are not
+//!    deleted, until the stream ends (`in_progress`): what a stream is made of does not change.
+//!    No lock is held while a command is written, however long its reader takes.
 //! 2. The result at the receiver equals the subvolume in every name, in the attributes that the
 //!    protocol has, and in every byte. The commands are not those of the kernel: the order of names
 //!    is another one, and the data of a file comes after all names.
@@ -30,6 +31,7 @@ mod attributes;
 mod clones;
 mod compare;
 mod contents;
+mod in_progress;
 mod inodes;
 mod names;
 mod output;
@@ -113,21 +115,19 @@ impl SendOptions {
 
 impl Filesystem {
     /// Writes a stream that makes a read-only subvolume at a receiver: `btrfs receive`, or another
-    /// Butternut.
+    /// Butternut. While the stream is made, its subvolumes cannot be deleted or become writable.
     ///
     /// # Errors
     /// [`Error::NoSubvolume`]; [`Error::NotPermitted`] for a subvolume that is writable;
-    /// [`Error::InvalidArgument`] for compressed data in version 1; [`Error::Unsupported`] if the
-    /// volume is open for writing; [`Error::StreamOutput`] if the stream cannot be written;
+    /// [`Error::InvalidArgument`] for compressed data in version 1; [`Error::StreamOutput`] if the
+    /// stream cannot be written;
     /// [`Error::StreamCommand`] and [`Error::NameTooLong`] for an attribute or a path that is too
     /// long for the protocol; [`Error::StreamPath`] for a path that leads out of the subvolume;
     /// data or metadata that cannot be read.
     pub fn send(&self, subvolume: u64, options: &SendOptions, to: &mut dyn Write) -> Result<()> {
-        if self.is_writable() {
-            return Err(Error::Unsupported {
-                what: "streams of a volume that is open for writing",
-            });
-        }
+        let ids = [subvolume].into_iter().chain(options.parent);
+        let ids = ids.chain(options.clone_sources.iter().copied()).collect();
+        let _in_progress = self.begin_stream(ids)?;
         let new = self.sendable(subvolume)?;
         let old = options.parent.map(|parent| self.sendable(parent)).transpose()?;
         if options.compressed_data && options.protocol == SendProtocol::One {

@@ -10,6 +10,7 @@ mod properties;
 pub(crate) mod recursive;
 mod rename;
 pub(crate) mod roots;
+pub(crate) mod sent;
 pub(crate) mod uuid_tree;
 
 use crate::names::path::PATH_STEPS_MAX;

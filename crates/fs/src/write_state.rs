@@ -36,6 +36,7 @@ use crate::inode::table::{InodeEntry, InodeState, InodeTable};
 use crate::subvolume::barrier::SnapshotBarrier;
 use crate::subvolume::listings::ListedSubvolumes;
 use crate::subvolume::merges::Merges;
+use crate::subvolume::sent::SubvolumesSent;
 use crate::{Clock, Error, FileId, Result};
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
@@ -62,6 +63,8 @@ pub(crate) struct WriteState {
     dirty: DirtyInodes,
     pub(crate) snapshots: SnapshotBarrier,
     pub(crate) merges: Merges,
+    /// What streams are made of.
+    pub(crate) sent: SubvolumesSent,
     renames: Mutex<(), rank::Renames>,
     /// Locked while deleted subvolumes are freed.
     pub(crate) cleaning: Mutex<(), rank::Cleaning>,
@@ -121,6 +124,7 @@ impl WriteState {
             dirty: DirtyInodes::default(),
             snapshots: SnapshotBarrier::default(),
             merges: Merges::default(),
+            sent: SubvolumesSent::default(),
             renames: Mutex::default(),
             cleaning: Mutex::default(),
             next_subvolume: Mutex::default(),

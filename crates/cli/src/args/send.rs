@@ -20,11 +20,17 @@ status is 1. Damage of the extent tree does not prevent a stream, but data that 
 then be sent again.
 
 SUBVOLUME, the parent and the clone sources must be read-only. Not sent are the flags of files
-(chattr), preallocated space, and subvolumes inside SUBVOLUME. The volume must not be mounted for
-writing.
+(chattr), preallocated space, and subvolumes inside SUBVOLUME.
 
     butternut send disk.img /snap1 | btrfs receive /mnt
-    butternut send -p /snap1 -f update.stream disk.img /snap2";
+    butternut send -p /snap1 -f update.stream disk.img /snap2
+
+A subvolume of a mounted volume is named by its path alone, as are the parent and the clone sources.
+The process of the mount makes the stream, for its owner and for root. Until the stream ends, its
+subvolumes cannot be deleted or become writable, and the volume cannot be unmounted; it can be
+written to. At most 8 streams of a volume are sent at the same time.
+
+    butternut send [-p MOUNT/PARENT] MOUNT/SNAPSHOT";
 
 #[derive(Debug, Args)]
 pub(crate) struct SendArgs {
@@ -50,5 +56,5 @@ pub(crate) struct SendArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
     /// Path of the subvolume; / is the root of VOLUME
-    pub(crate) subvolume: OsString,
+    pub(crate) subvolume: Option<OsString>,
 }

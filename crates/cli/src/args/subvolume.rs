@@ -119,7 +119,7 @@ Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is t
 
 Subvolumes of a mounted volume are named by their paths alone, or by an id and a path in the volume;
 their space is freed in the background. This needs root, or the mount option user_subvol_rm_allowed:
-  butternut subvolume delete MOUNT/PATH...
+  butternut subvolume delete [-R] MOUNT/PATH...
   butternut subvolume delete -i ID MOUNT";
 
 #[derive(Debug, Args)]
@@ -157,6 +157,9 @@ pub(crate) struct SubvolumeDeleteArgs {
     /// Delete the subvolume with this id; may be repeated
     #[arg(short = 'i', long = "subvolid", value_name = "ID", action = ArgAction::Append)]
     pub(crate) ids: Vec<u64>,
+    /// Also delete the subvolumes inside them
+    #[arg(short = 'R', long)]
+    pub(crate) recursive: bool,
     /// Leave the space to the next mount for writing
     #[arg(long)]
     pub(crate) keep_space: bool,

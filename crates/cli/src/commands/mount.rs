@@ -16,6 +16,8 @@ mod fixed_options;
 mod join;
 pub(crate) mod mount8;
 pub(super) mod options;
+
+pub(crate) use join::device_identity;
 mod remount;
 mod signals;
 mod syslog;
@@ -145,7 +147,13 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     // Before the volume is opened: the kernel's claim on the device protects the open.
     let device_mount = block_device::mount(&plan.options)?;
     plan.options.volume.mounted_device = device_mount.as_ref().map(DeviceMount::device);
-    let filesystem = open(&plan)?;
+    // Read when signals are served: a device may hang.
+    let is_stream = volume::stream::is_named(&plan.volume)?;
+    if is_stream {
+        // What it makes can only be read, so no option is needed.
+        plan.options.apply(b"ro")?;
+    }
+    let filesystem = open(&plan, is_stream)?;
     if let Some(mount) = &device_mount {
         mount.watch(&filesystem);
     }
@@ -156,7 +164,9 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     }
     let mountpoint = plan.mountpoint.canonicalize().unwrap_or_else(|_| plan.mountpoint.clone());
     // Read before the mount, which may hide the paths of the devices.
-    let devices = join::device_identities(&plan.volume);
+    // Other mounts of a stream are volumes of their own.
+    let devices = if is_stream { Vec::new() } else { join::device_identities(&plan.volume) };
+    let paths = join::device_paths(&plan.volume);
     let settings = fixed_options::values(&plan.options);
     plan.options.fuse.top_level = join::top_level_path(&filesystem);
     if args.ready && daemon::is_abandoned() {
@@ -168,7 +178,7 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
         make(&plan, &filesystem, device_mount, attempt).inspect_err(|_| signals.mount_failed())?;
     signals.unmount_on_signal(made.unmounter, mountpoint.clone());
     let (synchronous, whole) = (made.serving.synchronous(), made.serving.detached_mount());
-    let served = ServedMount { filesystem, devices, settings, synchronous, whole };
+    let served = ServedMount { filesystem, devices, paths, settings, synchronous, whole };
     let control = serve_control(global, served, made.serving.device(), &mountpoint);
     let is_reported = !args.ready || daemon::report_mounted();
     if !args.ready && !global.quiet {
@@ -248,9 +258,13 @@ fn serve_control(
     }
 }
 
-/// Opens the volume. If it can only be opened read-only, the error says so.
-fn open(plan: &Plan) -> Result<Filesystem, Failure> {
+/// Opens the volume, or the one that send streams make. If it can only be opened read-only, the
+/// error says so.
+fn open(plan: &Plan, is_stream: bool) -> Result<Filesystem, Failure> {
     let options = &plan.options.volume;
+    if is_stream {
+        return volume::open(&plan.volume, options);
+    }
     volume::check_devices(&plan.volume)?;
     Filesystem::open(&plan.volume.devices, options).map_err(|error| {
         let failure = Failure::of(plan.volume.typed.clone(), &error);

@@ -9,6 +9,7 @@
 
 pub(crate) mod root_tree;
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -16,20 +17,27 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use butternut::SubvolumeInfo;
 use butternut_fuse::is_own_type;
 use butternut_sys::{mounts, subvolume_calls};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
+use root_tree::MountedVolume;
+
 use super::transaction::received;
 use crate::args::GlobalArgs;
 use crate::control::device_number;
+use crate::failure::hints::QUOTA_REACHED;
 use crate::failure::{Completion, Failure, Outcome, USAGE_STATUS};
 use crate::output::json::Object;
 use crate::output::{Output, json, stderr_line, text};
 use crate::volume::arg;
 
 const KERNEL_TYPE: &str = "btrfs";
+
+/// What to do about a subvolume with others inside it.
+pub(crate) const INSIDE_FIRST: &str = "delete the subvolumes inside it first, or add -R";
 
 /// Returns whether an argument is a path in a mounted volume (law 1). `is_alone`: no path in it is
 /// named.
@@ -152,17 +160,59 @@ pub(crate) fn snapshot(
     changes.finish(out)
 }
 
-/// Deletes subvolumes by path, after it has looked all of them up.
-pub(crate) fn delete(global: &GlobalArgs, paths: &[&OsString], out: &mut Output) -> Outcome {
+/// Deletes subvolumes by path, after it has looked all of them up; `recursive`: with the subvolumes
+/// inside them.
+pub(crate) fn delete(
+    global: &GlobalArgs,
+    paths: &[&OsString],
+    recursive: bool,
+    out: &mut Output,
+) -> Outcome {
     paths.iter().map(Path::new).try_for_each(require_subvolume)?;
     let mut changes = Changes::new(global);
     let done = paths.iter().map(Path::new).try_for_each(|path| {
         let (dir, name) = entry(path)?;
+        if recursive {
+            delete_inside(&mut changes, path, &dir)?;
+        }
         subvolume_calls::delete(dir.as_fd(), name).map_err(|error| not_deleted(path, &error))?;
         changes.record("deleted", path);
         Ok(())
     });
     changes.finish_after(done, out)
+}
+
+/// Deletes the subvolumes inside one, by their ids. `dir` is its directory.
+fn delete_inside(changes: &mut Changes<'_>, path: &Path, dir: &File) -> Result<(), Failure> {
+    let volume = MountedVolume::open(path)?;
+    let all = volume.subvolumes()?;
+    for inside in inside(&all, volume.id()?) {
+        let path = inside.path.clone().unwrap_or_else(|| inside.name.clone());
+        let path = Path::new(OsStr::from_bytes(&path));
+        let deleted = subvolume_calls::delete_by_id(dir.as_fd(), inside.id);
+        deleted.map_err(|error| not_deleted(path, &error))?;
+        changes.record("deleted", path);
+    }
+    Ok(())
+}
+
+/// Returns the subvolumes inside `top` at any depth, each before the one that it is in.
+pub(crate) fn inside(all: &[SubvolumeInfo], top: u64) -> Vec<&SubvolumeInfo> {
+    let mut children: BTreeMap<u64, Vec<&SubvolumeInfo>> = BTreeMap::new();
+    for subvolume in all.iter().filter(|subvolume| !subvolume.deleted) {
+        if let Some(parent) = subvolume.parent {
+            children.entry(parent).or_default().push(subvolume);
+        }
+    }
+    let mut found = children.remove(&top).unwrap_or_default();
+    let mut at = 0;
+    while let Some(subvolume) = found.get(at) {
+        // Each list is taken once, so a damaged volume ends this, too.
+        found.extend(children.remove(&subvolume.id).unwrap_or_default());
+        at += 1;
+    }
+    found.reverse();
+    found
 }
 
 /// Fails if no subvolume is at a path. One that the caller may not read is left to the call that
@@ -317,7 +367,7 @@ fn not_made(path: &Path, error: &io::Error, recursive: bool) -> Failure {
 fn not_deleted(path: &Path, error: &io::Error) -> Failure {
     let failure = failed(path, error);
     match Errno::from_io_error(error) {
-        Some(Errno::NOTEMPTY) => failure.hint("delete the subvolumes inside it first"),
+        Some(Errno::NOTEMPTY) => failure.hint(INSIDE_FIRST),
         Some(Errno::INVAL) => failure.hint("is it a subvolume? rm(1) removes directories"),
         Some(Errno::PERM) => failure.hint(
             "only root deletes subvolumes, unless the mount has the option user_subvol_rm_allowed; \
@@ -327,10 +377,13 @@ fn not_deleted(path: &Path, error: &io::Error) -> Failure {
     }
 }
 
-fn failed(path: &Path, error: &io::Error) -> Failure {
-    let failure = Failure::io(text::escaped(path.as_os_str().as_bytes()), error);
+/// Describes a failed call on a path in a mounted volume.
+pub(crate) fn failed(path: &Path, error: &io::Error) -> Failure {
+    let shown = text::escaped(path.as_os_str().as_bytes());
+    let failure = Failure::io(shown.clone(), error);
     match Errno::from_io_error(error) {
-        Some(Errno::NOTTY) => failure.hint("it is in no mounted btrfs volume"),
+        Some(Errno::NOTTY) => Failure::new(shown, "is in no mounted btrfs volume"),
+        Some(Errno::DQUOT) => failure.hint(QUOTA_REACHED),
         Some(Errno::XDEV) => failure.hint("source and destination are in two volumes"),
         _ => failure,
     }

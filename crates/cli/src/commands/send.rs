@@ -5,10 +5,13 @@
 //! 2. All arguments are checked before FILE is opened ([`mod@file`]).
 
 mod file;
+mod mounted;
 
 use std::ffi::OsString;
+use std::fs::{self, Metadata};
 
 use butternut::{Error, Follow, SendOptions, SendProtocol};
+use butternut_sys::storage;
 
 use crate::args::{GlobalArgs, SendArgs};
 use crate::commands::transaction::{failed, not_a_subvolume};
@@ -22,35 +25,32 @@ pub(crate) fn run(global: &GlobalArgs, args: &SendArgs, out: &mut Output) -> Out
         return Err(Failure::new("stdout", "a stream is not written to a terminal")
             .hint("name a file with -f, or pipe the stream to `btrfs receive`"));
     }
+    let Some(path) = &args.subvolume else { return mounted::run(args, out) };
     let opened = OpenVolume::from_arg(global, &args.volume)?;
     let subvolume = find(
         &opened,
-        &args.subvolume,
+        path,
         "`butternut property set VOLUME PATH ro true`, or send a snapshot (-r)",
     )?;
     let sources = args.clone_sources.iter().map(|path| find_received(&opened, path));
     let sources: Vec<u64> = sources.collect::<Result<_, _>>()?;
     let parent = parent(&opened, args, subvolume, &sources)?;
-    let protocol = match args.proto.as_deref() {
-        Some("2") => SendProtocol::Two,
-        None if args.compressed_data => SendProtocol::Two,
-        _ => SendProtocol::One,
-    };
+    let protocol = if version(args) == 1 { SendProtocol::One } else { SendProtocol::Two };
     let options = SendOptions::default()
         .parent(parent)
         .clone_sources(sources)
         .protocol(protocol)
         .no_data(args.no_data)
         .compressed_data(args.compressed_data);
-    let what = text::escaped(&text::bytes(&args.subvolume));
+    let what = text::escaped(&text::bytes(path));
     match &args.file {
         None => opened
             .filesystem
             .send(subvolume, &options, out)
             .map_err(|error| failure(&what, "stdout", error))?,
-        Some(path) => {
-            let shown = path.display().to_string();
-            let mut to = OutputFile::create(path, &opened.arg)?;
+        Some(file) => {
+            let shown = file.display().to_string();
+            let mut to = OutputFile::create(file, &|found| is_device(&opened, found))?;
             opened
                 .filesystem
                 .send(subvolume, &options, &mut to)
@@ -59,6 +59,21 @@ pub(crate) fn run(global: &GlobalArgs, args: &SendArgs, out: &mut Output) -> Out
         }
     }
     Ok(Completion::Success)
+}
+
+/// Returns the version of the protocol.
+fn version(args: &SendArgs) -> u8 {
+    match args.proto.as_deref() {
+        Some("2") => 2,
+        None if args.compressed_data => 2,
+        _ => 1,
+    }
+}
+
+/// Returns whether a file is storage of a device of the volume.
+fn is_device(opened: &OpenVolume, found: &Metadata) -> bool {
+    let is_part = |device: Metadata| storage::is_shared(found, &device);
+    opened.arg.devices.iter().any(|device| fs::metadata(&device.path).is_ok_and(is_part))
 }
 
 /// Returns the id of the read-only subvolume at a path; `if_writable` says what to do about one
@@ -99,7 +114,7 @@ fn parent(
     }
     let best = opened.filesystem.best_parent(subvolume, sources);
     let best = best.map_err(|error| opened.failure(&error))?;
-    let what = text::escaped(&text::bytes(&args.subvolume));
+    let what = text::escaped(&text::bytes(args.subvolume.as_ref().unwrap_or(&args.volume.volume)));
     best.map(Some).ok_or_else(|| {
         Failure::new(what, "no clone source is a snapshot of the same subvolume")
             .hint("name the parent with -p")

@@ -2,7 +2,7 @@
 //! request and waits for the response.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -19,8 +19,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
 use super::{
-    RESPONSE_BYTES_MAX, Request, Response, SubvolumeSelector, device_number, devices_name,
-    directories, open_directory, peer,
+    RESPONSE_BYTES_MAX, Request, Response, SendRequest, SubvolumeSelector, device_number,
+    devices_name, directories, open_directory, peer, stream,
 };
 use super::{receive, receive_descriptor, runtime_dir, send, socket_name, time_left};
 use crate::failure::{Failure, io_text};
@@ -69,6 +69,13 @@ impl DeviceWait {
 /// Fails if `target` is not in a Butternut mount, if its process does not respond, or with the
 /// error that the process returns.
 pub(crate) fn request(command: &str, target: &Path, request: &Request) -> Result<Value, Failure> {
+    let mount = mount_at(command, target)?;
+    exchange(command, target, mount, request, DeviceWait::with(Notes::Print))
+        .map(|(value, _)| value)
+}
+
+/// Returns the owner and the device number of the Butternut mount that contains `target`.
+fn mount_at(command: &str, target: &Path) -> Result<(u32, (u32, u32)), Failure> {
     let shown = target.display();
     let no_mount = |why: &str| Failure::new(command, format!("no butternut mount at {shown}{why}"));
     let numbers =
@@ -80,8 +87,52 @@ pub(crate) fn request(command: &str, target: &Path, request: &Request) -> Result
             no_mount("").hint("`findmnt -t fuse.butternut,fuseblk.butternut` lists the mounts")
         );
     };
-    exchange(command, target, (user, numbers), request, DeviceWait::with(Notes::Print))
-        .map(|(value, _)| value)
+    Ok((user, numbers))
+}
+
+/// Requests a stream from the mount that contains `target`, and writes it to `to`. Messages begin
+/// with `command`. The inner error is that of `to`.
+///
+/// # Errors
+/// As [`request`]; or the stream ends before its end.
+pub(crate) fn request_stream(
+    command: &str,
+    target: &Path,
+    request: SendRequest,
+    to: &mut dyn Write,
+) -> Result<io::Result<()>, Failure> {
+    let (user, numbers) = mount_at(command, target)?;
+    let failed = |error: &io::Error| {
+        let is_end = error.kind() == io::ErrorKind::UnexpectedEof;
+        let why = if is_end { "its process closed the connection" } else { &io_text(error) };
+        Failure::new(command, format!("the mount at {}: {why}", target.display()))
+            .hint("the stream is not complete")
+    };
+    let until = Instant::now() + TIMEOUT;
+    let mut stream = connect_with_timeout(user, socket_name(numbers), until)
+        .map_err(|error| not_connected(command, target, &error))?;
+    send(&mut stream, &Request::Send(request), until).map_err(|error| failed(&error))?;
+    let first = match stream::receive_parts(&stream, to).map_err(|error| failed(&error))? {
+        Ok(first) => first,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut line = vec![first];
+    let rest = receive(&mut stream, RESPONSE_BYTES_MAX, Instant::now() + TIMEOUT);
+    line.extend(rest.map_err(|error| failed(&error))?);
+    match serde_json::from_slice(&line) {
+        Ok(Response::Ok(_)) => Ok(Ok(())),
+        Ok(Response::Error(why)) => Err(Failure::new(command, text::lines(&why))),
+        Err(error) => Err(failed(&error.into())),
+    }
+}
+
+/// Converts the error of a connect.
+fn not_connected(command: &str, target: &Path, error: &io::Error) -> Failure {
+    let why = format!("the mount at {}: no control socket: {}", target.display(), io_text(error));
+    Failure::new(command, why).hint(match Errno::from_io_error(error) {
+        Some(Errno::PERM | Errno::ACCESS) => "only its owner and root have access",
+        _ => "its process has ended, or reported the reason when it was mounted",
+    })
 }
 
 /// Sends a request to a mount of the mount table.
@@ -187,13 +238,8 @@ fn exchange(
     let shown = target.display();
     let failed = |why: String| Failure::new(command, format!("the mount at {shown}: {why}"));
     let until = Instant::now() + TIMEOUT;
-    let mut stream = connect_with_timeout(user, socket_name(numbers), until).map_err(|error| {
-        let failure = failed(format!("no control socket: {}", io_text(&error)));
-        failure.hint(match Errno::from_io_error(&error) {
-            Some(Errno::PERM | Errno::ACCESS) => "only its owner and root have access",
-            _ => "its process has ended, or reported the reason when it was mounted",
-        })
-    })?;
+    let mut stream = connect_with_timeout(user, socket_name(numbers), until)
+        .map_err(|error| not_connected(command, target, &error))?;
     let mut fd = None;
     let line = send(&mut stream, request, until).and_then(|()| {
         let mut until = until;

@@ -17,16 +17,18 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use butternut::stats::Stats;
-use butternut::{FileId, Filesystem, NamedTunable};
+use butternut::{FileId, Filesystem, NamedTunable, SendOptions, SendProtocol};
 use butternut_fuse::{DetachedMount, Synchronous};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
 use super::quotas::QuotaReport;
-use super::{Format, REQUEST_BYTES_MAX, Request, Response, SubvolumeSelector, directories, path};
+use super::stream::PartWriter;
+use super::{Format, REQUEST_BYTES_MAX, Request, Response, SendRequest, SubvolumeSelector};
 use super::{
-    devices_name, make_directory, peer, receive, runtime_dir, send, send_descriptor, socket_name,
+    devices_name, directories, make_directory, path, peer, receive, runtime_dir, send,
+    send_descriptor, socket_name,
 };
 use crate::failure::{chain, chain_with_hint, io_text};
 
@@ -38,12 +40,25 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of requests that wait for devices at the same time.
 const DEVICE_REQUESTS_MAX: usize = 16;
 
+/// Maximum number of streams that are sent at the same time. Their clients may read slowly, so they
+/// are no part of the requests above.
+const STREAMS_MAX: usize = 8;
+
+/// The threads that answer requests.
+#[derive(Debug, Default)]
+struct Threads {
+    requests: Vec<JoinHandle<()>>,
+    streams: Vec<JoinHandle<()>>,
+}
+
 /// The mount that the requests are about.
 #[derive(Debug)]
 pub(crate) struct ServedMount {
     pub(crate) filesystem: Filesystem,
     /// Identities of its devices ([`crate::commands`] compares them).
     pub(crate) devices: Vec<String>,
+    /// Their absolute paths, and those of seeds.
+    pub(crate) paths: Vec<PathBuf>,
     /// Options that are fixed while it is mounted ([`crate::commands`] compares them).
     pub(crate) settings: serde_json::Map<String, Value>,
     /// Changed by a remount.
@@ -162,7 +177,7 @@ fn bind(path: &Path, devices: &Path) -> io::Result<(UnixListener, u64)> {
 }
 
 fn accept(served: &Arc<ServedMount>, listener: &UnixListener, ended: &UnixStream) {
-    let mut waiting = Vec::new();
+    let mut threads = Threads::default();
     loop {
         let (listening, ending) = (listener.as_fd(), ended.as_fd());
         let mut events =
@@ -175,12 +190,12 @@ fn accept(served: &Arc<ServedMount>, listener: &UnixListener, ended: &UnixStream
             break;
         }
         match listener.accept() {
-            Ok((stream, _)) => serve_connection(served, stream, &mut waiting),
+            Ok((stream, _)) => serve_connection(served, stream, ended, &mut threads),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => thread::sleep(PAUSE),
         }
     }
-    for thread in waiting {
+    for thread in threads.requests.into_iter().chain(threads.streams) {
         thread.join().unwrap_or_default();
     }
 }
@@ -190,7 +205,8 @@ fn accept(served: &Arc<ServedMount>, listener: &UnixListener, ended: &UnixStream
 fn serve_connection(
     served: &Arc<ServedMount>,
     mut stream: UnixStream,
-    waiting: &mut Vec<JoinHandle<()>>,
+    ended: &UnixStream,
+    threads: &mut Threads,
 ) {
     let until = Instant::now() + TIMEOUT;
     let own = rustix::process::geteuid().as_raw();
@@ -201,10 +217,19 @@ fn serve_connection(
             }
             match receive(&mut stream, REQUEST_BYTES_MAX, until) {
                 Ok(line) => match serde_json::from_slice::<Request>(&line) {
+                    Ok(Request::Send(request)) => {
+                        threads.streams.retain(|thread| !thread.is_finished());
+                        if threads.streams.len() < STREAMS_MAX {
+                            let thread = serve_stream_in_thread(served, stream, request, ended);
+                            return threads.streams.extend(thread);
+                        }
+                        Response::Error(format!("{STREAMS_MAX} streams are being sent already"))
+                    }
                     Ok(request) if request.waits_for_device() => {
-                        waiting.retain(|thread| !thread.is_finished());
-                        if waiting.len() < DEVICE_REQUESTS_MAX {
-                            return waiting.extend(serve_in_thread(served, stream, request));
+                        threads.requests.retain(|thread| !thread.is_finished());
+                        if threads.requests.len() < DEVICE_REQUESTS_MAX {
+                            let thread = serve_in_thread(served, stream, request);
+                            return threads.requests.extend(thread);
                         }
                         Response::Error("too many requests wait for a device".to_owned())
                     }
@@ -234,6 +259,51 @@ fn serve_in_thread(
         send(&mut stream, &answer, Instant::now() + TIMEOUT).unwrap_or_default();
     };
     thread::Builder::new().name("butternut-req".into()).spawn(run).ok()
+}
+
+/// Starts a thread that sends a stream. Without a thread, the connection is closed.
+fn serve_stream_in_thread(
+    served: &Arc<ServedMount>,
+    mut stream: UnixStream,
+    request: SendRequest,
+    ended: &UnixStream,
+) -> Option<JoinHandle<()>> {
+    let (served, ended) = (Arc::clone(served), ended.try_clone().ok()?);
+    let run = move || {
+        let response = {
+            let Ok(mut to) = PartWriter::new(&stream, &ended) else { return };
+            let sent = send_subvolume(&served.filesystem, request, &mut to);
+            if !to.finish() {
+                return;
+            }
+            sent.map_or_else(Response::Error, |()| Response::Ok(Value::Null))
+        };
+        send(&mut stream, &response, Instant::now() + TIMEOUT).unwrap_or_default();
+    };
+    thread::Builder::new().name("butternut-send".into()).spawn(run).ok()
+}
+
+fn send_subvolume(
+    filesystem: &Filesystem,
+    request: SendRequest,
+    to: &mut PartWriter<'_>,
+) -> Result<(), String> {
+    let failed = |error: butternut::Error| chain_with_hint(&error);
+    let SendRequest { subvolume, mut parent, clone_sources, version, no_data, compressed_data } =
+        request;
+    if parent.is_none() && !clone_sources.is_empty() {
+        let best = filesystem.best_parent(subvolume, &clone_sources).map_err(failed)?;
+        let none = "no clone source is a snapshot of the same subvolume (name the parent with -p)";
+        parent = Some(best.ok_or(none)?);
+    }
+    let protocol = if version == 1 { SendProtocol::One } else { SendProtocol::Two };
+    let options = SendOptions::default()
+        .parent(parent)
+        .clone_sources(clone_sources)
+        .protocol(protocol)
+        .no_data(no_data)
+        .compressed_data(compressed_data);
+    filesystem.send(subvolume, &options, to).map_err(failed)
 }
 
 /// Responds with a clone. The detached mount of the volume stays open until the client closes the
@@ -308,6 +378,7 @@ fn answer(served: &ServedMount, request: Request) -> Response {
         }
         Request::Volume => Response::Ok(json!({
             "devices": served.devices,
+            "paths": served.paths.iter().filter_map(|path| path.to_str()).collect::<Vec<_>>(),
             "settings": served.settings,
             "is_writable": filesystem.is_writable(),
             "can_clone": served.whole.is_some(),
@@ -334,6 +405,9 @@ fn answer(served: &ServedMount, request: Request) -> Response {
         },
         Request::Clone { .. } => {
             Response::Error("a clone can only be sent over a connection".to_owned())
+        }
+        Request::Send(_) => {
+            Response::Error("a stream can only be sent over a connection".to_owned())
         }
     }
 }

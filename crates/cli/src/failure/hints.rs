@@ -15,6 +15,13 @@ const NOT_BTRFS: &str =
 /// `ENOSPC`.
 const NO_SPACE: i32 = 28;
 
+/// `EDQUOT`.
+const QUOTA: i32 = 122;
+
+/// What the user can do when the limit of a quota group is reached.
+pub(crate) const QUOTA_REACHED: &str =
+    "remove files, or change the limit with `butternut qgroup limit`; `qgroup show -re` shows all";
+
 /// Returns what the user can do about an error of the library.
 #[expect(clippy::wildcard_enum_match_arm, reason = "most errors have no hint")]
 pub(super) fn of_library(error: &Error) -> Option<&'static str> {
@@ -39,6 +46,7 @@ pub(super) fn of_library(error: &Error) -> Option<&'static str> {
         other if other.errno() == NO_SPACE => {
             Some("remove files, or extend the volume with `butternut filesystem resize`")
         }
+        other if other.errno() == QUOTA => Some(QUOTA_REACHED),
         _ => None,
     }
 }

@@ -14,6 +14,7 @@ use butternut_undo::MountGuard;
 use super::command::{butternut, command, run, script_on_mount};
 use super::dedupe_mounted::change_files;
 use super::image::kernel_tests_enabled;
+use super::mount_end::run_in_namespace;
 
 /// Fragmented files of all kinds. Every second block is written first, and is on disk before the
 /// others are.
@@ -336,4 +337,30 @@ fn files_that_programs_write_and_map_meanwhile_keep_what_was_written() {
         });
         volume.check();
     }
+}
+
+/// Two defragmentations of a user run, and its third one is queued until one of them ends. A caller
+/// that is killed waits for its reply.
+#[test]
+fn a_queued_defragmentation_ends_when_its_caller_is_killed() {
+    if !kernel_tests_enabled("a_queued_defragmentation_ends_when_its_caller_is_killed") {
+        return;
+    }
+    // BTRFS_IOC_DEFRAG_RANGE: COMPRESS | COMPRESS_LEVEL, zstd, level 15.
+    let defragment = r#"open(my $file, "<", $ARGV[0]) or die $!;
+        my $range = pack("Q Q Q L C c x2 x16", 0, 0xffffffffffffffff, 5, 0, 3, 15);
+        ioctl($file, 0x40309410, $range) or exit 1"#;
+    let output = run_in_namespace(&format!(
+        r"truncate -s 2G image; $B -q mkfs image; $B mount -o allow_other image m1
+        for n in 1 2 3; do head -c 72M /dev/urandom | base64 >m1/f$n; chmod 666 m1/f$n; done; sync
+        as='setpriv --reuid=12345 --regid=12345 --clear-groups'
+        $as perl -e '{defragment}' m1/f1 & A=$!
+        $as perl -e '{defragment}' m1/f2 & B2=$!
+        sleep 1
+        $as perl -e '{defragment}' m1/f3 & C=$!
+        sleep 1; kill -9 $C; wait $C || true
+        kill -0 $A && kill -0 $B2 && echo both run
+        kill -9 $A $B2; wait; $B umount m1"
+    ));
+    assert_eq!(output, "both run\n");
 }

@@ -113,3 +113,42 @@ fn a_mount_makes_recursive_snapshots_and_the_kernel_refuses_to() {
     assert!(refused.contains("the kernel's btrfs makes no recursive snapshots"), "{refused}");
     shell(&format!("umount {}", mount_point.name()));
 }
+
+#[test]
+fn a_recursive_deletion_deletes_what_is_inside_first() {
+    let (_scratch, image) = volume();
+    butternut(&["subvolume", "create", &image, "/other", "/other/x", "/top/c"]).ok();
+    let refused = butternut(&["subvolume", "delete", &image, "/top"]).failure();
+    assert!(refused.contains("add -R"), "{refused}");
+    let done = butternut(&["--json", "subvolume", "delete", "-R", &image, "/top", "/other/x"]).ok();
+    let done: serde_json::Value = serde_json::from_str(&done).unwrap();
+    assert_eq!(done["subvolumes"], serde_json::json!([258, 261, 257, 256, 260]), "{done}");
+    let list = butternut(&["subvolume", "list", &image]).ok();
+    assert_eq!(list.lines().count(), 1, "{list}");
+    butternut(&["subvolume", "create", &image, "/other/y", "/other/y/z"]).ok();
+    butternut(&["subvolume", "delete", "-R", "-i", "259", &image]).ok();
+    assert_eq!(butternut(&["subvolume", "list", &image]).ok(), "");
+    check(&image);
+}
+
+#[test]
+fn a_recursive_deletion_on_a_mount_deletes_what_is_inside_first() {
+    if !kernel_tests_enabled("a_recursive_deletion_on_a_mount_deletes_what_is_inside_first") {
+        return;
+    }
+    let (_scratch, image) = volume();
+    let mount_point = MountPoint::new();
+    butternut(&["mount", &image, mount_point.name()]).ok();
+    let at = |name: &str| format!("{}/{name}", mount_point.name());
+    butternut(&["subvolume", "create", &at("top/c"), &at("other"), &at("other/x")]).ok();
+    let refused = butternut(&["subvolume", "delete", &at("top")]).failure();
+    assert!(refused.contains("add -R"), "{refused}");
+    butternut(&["subvolume", "delete", "-R", &at("top")]).ok();
+    let list = butternut(&["subvolume", "list", mount_point.name()]).ok();
+    let paths: Vec<&str> = list.lines().filter_map(|line| line.split(" path ").nth(1)).collect();
+    assert_eq!(paths, ["other", "other/x"]);
+    let elsewhere = butternut(&["property", "get", "/proc", "ro"]).failure();
+    assert!(elsewhere.contains("is in no mounted btrfs volume"), "{elsewhere}");
+    butternut(&["umount", mount_point.name()]).ok();
+    check(&image);
+}

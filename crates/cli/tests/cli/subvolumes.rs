@@ -37,7 +37,7 @@ fn subvolumes_are_created_shown_and_deleted() {
     let refused = butternut(&["mkdir", &image, "/b/a/dir"]).failure();
     assert!(refused.contains("read-only"), "{refused}");
     let refused = butternut(&["subvolume", "delete", &image, "/a"]).failure();
-    assert!(refused.contains("delete the subvolumes inside it first"), "{refused}");
+    assert!(refused.contains("delete the subvolumes inside it first, or add -R"), "{refused}");
     let refused = butternut(&["rm", "-r", &image, "/snap"]).failure();
     assert!(refused.contains("`butternut subvolume delete`"), "{refused}");
     let refused = butternut(&["subvolume", "create", &image, "/a"]).failure();
@@ -102,7 +102,11 @@ fn a_deletion_that_fails_reports_and_frees_what_was_deleted() {
     assert_eq!(list(), 4, "a name that is mistyped deletes nothing");
     let output = butternut(&["--json", "subvolume", "delete", &image, "/a", "/b", "/c"]);
     assert_eq!(output.code, Some(1));
-    assert!(output.err.contains("delete the subvolumes inside it first"), "{}", output.err);
+    assert!(
+        output.err.contains("delete the subvolumes inside it first, or add -R"),
+        "{}",
+        output.err
+    );
     let shown: serde_json::Value = serde_json::from_str(&output.out).unwrap();
     assert_eq!(shown["subvolumes"], serde_json::json!([256]));
     assert_eq!(shown["changes"][0]["path"], "/a");

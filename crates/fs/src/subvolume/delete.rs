@@ -30,8 +30,8 @@ impl Filesystem {
     /// # Errors
     /// [`Error::NotFound`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] if the name is no
     /// subvolume's; [`Error::NotEmpty`] if other subvolumes are inside it;
-    /// [`Error::NotPermitted`] if it is the default subvolume, or it or the directory is immutable
-    /// or append-only; [`Error::Busy`] if it is the root of this handle.
+    /// [`Error::NotPermitted`] if it is the default subvolume or is being sent, or it or the
+    /// directory is immutable or append-only; [`Error::Busy`] if it is the root of this handle.
     pub fn delete_subvolume(&self, dir: FileId, name: &[u8]) -> Result<u64> {
         self.delete_named(dir, name, None)
     }
@@ -82,6 +82,7 @@ impl Filesystem {
         }
         let id = TreeId(id.subvolume);
         let root = self.deletable(id)?;
+        write_state.sent.require_none(id.0)?;
         let root_inode = self.inode(FileId::root_of(id.0))?;
         // What cannot be written back is lost to open files, and must not prevent the deletion.
         drop(self.write_back_open_files(write_state, id.0));

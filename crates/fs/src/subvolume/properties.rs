@@ -40,6 +40,7 @@ impl Filesystem {
     ///
     /// # Errors
     /// [`Error::NoSubvolume`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] for the top level;
+    /// [`Error::NotPermitted`] if it is to be writable and is being sent;
     /// data that is lost during the call because it cannot be written back.
     pub fn set_subvolume_read_only(&self, id: u64, read_only: bool) -> Result<()> {
         let write_state = self.may_begin()?;
@@ -50,6 +51,9 @@ impl Filesystem {
         let begin = self.shared.source.error_position();
         let excluded = write_state.snapshots.exclude_writes();
         self.subvolume_tree(id)?;
+        if !read_only {
+            write_state.sent.require_none(id)?;
+        }
         self.write_back_subvolume(write_state, id, &begin)?;
         let alone = write_state.merges.exclude();
         let root = self.forest().root_item(TreeId(id))?;

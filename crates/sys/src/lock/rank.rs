@@ -138,6 +138,8 @@ ranks! {
     LeftOrphans
     /// Why the end of writing failed.
     EndError
+    /// The subvolumes that streams are made of.
+    SubvolumesSent
     /// The list of dirty inodes.
     DirtyInodes
     /// The files that keep their state while no handle refers to them.

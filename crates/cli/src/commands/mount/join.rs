@@ -15,6 +15,8 @@
 //!    `dev`, `suid` and `exec`.
 
 use std::collections::HashSet;
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use butternut::{FileId, Filesystem, Subvolume, TOP_LEVEL};
@@ -42,19 +44,28 @@ pub(super) fn top_level_path(filesystem: &Filesystem) -> Option<(FileId, std::pa
 /// that cannot be examined are left out, and so are seeds, which belong to several volumes.
 pub(super) fn device_identities(volume: &VolumeArg) -> Vec<String> {
     let identity = |device: &butternut::DevicePath| {
-        use std::os::unix::fs::{FileTypeExt, MetadataExt};
         let meta = std::fs::metadata(&device.path).ok()?;
-        let offset = device.offset;
-        Some(if meta.file_type().is_block_device() {
-            format!("device {} at {offset}", meta.rdev())
-        } else {
-            format!("file {} {} at {offset}", meta.dev(), meta.ino())
-        })
+        Some(format!("{}{}", device_identity(&meta), device.offset))
     };
     // A volume with a seed has another device, too.
     let may_have_seed = volume.devices.len() > 1;
     let own = volume.devices.iter().filter(|device| !(may_have_seed && device.is_seed()));
     own.filter_map(identity).collect()
+}
+
+/// Returns the absolute paths of all devices, seeds too. Devices without one are left out.
+pub(super) fn device_paths(volume: &VolumeArg) -> Vec<std::path::PathBuf> {
+    volume.devices.iter().filter_map(|device| device.path.canonicalize().ok()).collect()
+}
+
+/// Returns what identities of devices begin with, for a file or block device: what follows is the
+/// offset of the volume.
+pub(crate) fn device_identity(meta: &Metadata) -> String {
+    if meta.file_type().is_block_device() {
+        format!("device {} at ", meta.rdev())
+    } else {
+        format!("file {} {} at ", meta.dev(), meta.ino())
+    }
 }
 
 /// Mounts the volume through the process that has it mounted for writing. Returns whether there is

@@ -14,10 +14,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process;
 
-use butternut_sys::storage;
-
 use crate::failure::Failure;
-use crate::volume::arg::VolumeArg;
 
 /// Bytes of a stream that are written to a file at once.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -48,11 +45,15 @@ impl Drop for Temporary {
 }
 
 impl OutputFile {
-    /// Opens the file at a path.
+    /// Opens the file at a path. `is_storage` returns whether a file or block device is storage of
+    /// the volume (law 1).
     ///
     /// # Errors
     /// Fails if the file is storage of the volume, or cannot be written.
-    pub(super) fn create(path: &Path, volume: &VolumeArg) -> Result<Self, Failure> {
+    pub(super) fn create(
+        path: &Path,
+        is_storage: &dyn Fn(&Metadata) -> bool,
+    ) -> Result<Self, Failure> {
         let shown = path.display().to_string();
         let found = match fs::metadata(path) {
             Ok(meta) => Some(meta),
@@ -60,7 +61,7 @@ impl OutputFile {
             Err(error) => return Err(Failure::io(shown, &error)),
         };
         if let Some(found) = &found {
-            check_storage(&shown, found, volume)?;
+            check_storage(&shown, found, is_storage)?;
         }
         let opened = open(path, found.as_ref());
         let (file, temporary) = opened.map_err(|error| Failure::io(shown.clone(), &error))?;
@@ -88,13 +89,15 @@ impl Write for OutputFile {
 }
 
 /// Law 1.
-fn check_storage(shown: &str, found: &Metadata, volume: &VolumeArg) -> Result<(), Failure> {
+fn check_storage(
+    shown: &str,
+    found: &Metadata,
+    is_storage: &dyn Fn(&Metadata) -> bool,
+) -> Result<(), Failure> {
     if !found.is_file() && !found.file_type().is_block_device() {
         return Ok(());
     }
-    let is_part = |device: &Metadata| storage::is_shared(found, device);
-    let of_volume = |path: &Path| fs::metadata(path).is_ok_and(|device| is_part(&device));
-    if volume.devices.iter().any(|device| of_volume(&device.path)) {
+    if is_storage(found) {
         let why = "is a device of the volume, which the stream would overwrite";
         return Err(Failure::new(shown, why).hint("name another file"));
     }

@@ -22,11 +22,14 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeDeleteArgs, out: &mut Out
         return Ok(mounted::usage("subvolume delete -i ID... MOUNT"));
     }
     if is_mounted && !args.ids.is_empty() {
+        if args.recursive {
+            return Ok(mounted::usage("of a mounted volume, -R names subvolumes by path"));
+        }
         return mounted::delete_ids(global, volume, &args.ids, out);
     }
     if is_mounted {
         let paths: Vec<_> = std::iter::once(volume).chain(&args.paths).collect();
-        return mounted::delete(global, &paths, out);
+        return mounted::delete(global, &paths, args.recursive, out);
     }
     if args.paths.is_empty() && args.ids.is_empty() {
         return Ok(mounted::usage("subvolume delete VOLUME PATH..."));
@@ -34,10 +37,17 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeDeleteArgs, out: &mut Out
     let mut transaction = Transaction::open_to_delete(global, &args.volume)?;
     let mut locations = Vec::new();
     for id in &args.ids {
+        if args.recursive {
+            add_inside(&transaction, *id, &mut locations)?;
+        }
         locations.push(location_of(&transaction, *id)?);
     }
     for path in &args.paths {
-        locations.push(location_at(&transaction, &text::bytes(path))?);
+        let (location, id) = location_at(&transaction, &text::bytes(path))?;
+        if args.recursive {
+            add_inside(&transaction, id, &mut locations)?;
+        }
+        locations.push(location);
     }
     let mut ids = Vec::new();
     let mut done = locations.iter().try_for_each(|location| {
@@ -55,7 +65,7 @@ fn delete(transaction: &mut Transaction, location: &Location) -> Result<u64, Fai
     let deleted = transaction.filesystem().delete_subvolume(location.dir, &location.name);
     let id = deleted.map_err(|error| {
         if matches!(error, Error::NotEmpty) {
-            return failed(&location.path, &error).hint("delete the subvolumes inside it first");
+            return failed(&location.path, &error).hint(mounted::INSIDE_FIRST);
         }
         transaction.failed(&location.path, &error)
     })?;
@@ -63,15 +73,29 @@ fn delete(transaction: &mut Transaction, location: &Location) -> Result<u64, Fai
     Ok(id)
 }
 
-/// Returns the name of the subvolume at a path.
-fn location_at(transaction: &Transaction, path: &[u8]) -> Result<Location, Failure> {
+/// Adds the subvolumes inside one, each before the one that it is in.
+fn add_inside(
+    transaction: &Transaction,
+    id: u64,
+    locations: &mut Vec<Location>,
+) -> Result<(), Failure> {
+    let all = transaction.filesystem().subvolumes();
+    let all = all.map_err(|error| transaction.failure(&error))?;
+    for inside in mounted::inside(&all, id) {
+        locations.push(location_of(transaction, inside.id)?);
+    }
+    Ok(())
+}
+
+/// Returns the name of the subvolume at a path, and its id.
+fn location_at(transaction: &Transaction, path: &[u8]) -> Result<(Location, u64), Failure> {
     let location = transaction.locate(path)?;
     let found = transaction.existing(&location)?;
     let id = found.ok_or_else(|| transaction.failed(path, &Error::NotFound))?;
     if !id.is_subvolume_root() {
         return Err(not_a_subvolume(path).hint("`butternut rm -r` removes directories"));
     }
-    Ok(location)
+    Ok((location, id.subvolume))
 }
 
 /// Returns the name of the subvolume with an id.

@@ -106,7 +106,9 @@ fn file(run: &mut Run<'_>, fd: &OwnedFd, path: &WalkPath) {
 fn not_done(path: &WalkPath, error: &io::Error) -> Failure {
     let failure = failed(path, error);
     match Errno::from_io_error(error) {
-        Some(Errno::NOTTY | Errno::OPNOTSUPP) => failure.hint("it is in no mounted btrfs volume"),
+        Some(Errno::NOTTY | Errno::OPNOTSUPP) => {
+            Failure::new(text::escaped(&path.bytes()), "is in no mounted btrfs volume")
+        }
         Some(Errno::PERM) => failure.hint("the file must be writable by the user"),
         _ => failure,
     }

@@ -1,0 +1,118 @@
+//! `send` of a subvolume in a mounted volume: the process of the mount makes the stream, and sends
+//! it over its control socket. So the stream is what the mount has, without a commit or a second
+//! reader, and the owner of the mount and root can have it.
+//!
+//! 1. The directory of the subvolume stays open until the stream ends: meanwhile the volume is not
+//!    unmounted, as while the kernel sends.
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use butternut_sys::{storage, subvolume_calls};
+use rustix::io::Errno;
+
+use super::file::OutputFile;
+use super::version;
+use crate::args::SendArgs;
+use crate::commands::mount::device_identity;
+use crate::commands::mounted;
+use crate::control::{Request, SendRequest, client, device_number};
+use crate::failure::{Completion, Failure, Outcome};
+use crate::output::{Output, text};
+
+const COMMAND: &str = "send";
+
+pub(super) fn run(args: &SendArgs, out: &mut Output) -> Outcome {
+    let argument = &args.volume.volume;
+    if !mounted::is_directory(argument) {
+        return Ok(mounted::usage("of a volume that is not mounted, name VOLUME and SUBVOLUME"));
+    }
+    let path = Path::new(argument);
+    let (directory, subvolume) =
+        read_only_subvolume(path, "`butternut property set PATH ro true`")?;
+    let received = |other| {
+        let other = Path::new(other);
+        if device_number(other).ok() != device_number(path).ok() {
+            let why = format!("is not in the volume of {}", shown(path));
+            return Err(Failure::new(shown(other), why));
+        }
+        let if_writable = "name the read-only snapshot that was sent to the receiver";
+        read_only_subvolume(other, if_writable).map(|(_, id)| id)
+    };
+    let request = SendRequest {
+        subvolume,
+        parent: args.parent.as_ref().map(received).transpose()?,
+        clone_sources: args.clone_sources.iter().map(received).collect::<Result<_, _>>()?,
+        version: version(args),
+        no_data: args.no_data,
+        compressed_data: args.compressed_data,
+    };
+    let failed =
+        |to: &str, error: io::Error| Failure::io(to, &error).hint("the stream is not complete");
+    match &args.file {
+        None => client::request_stream(COMMAND, path, request, out)?
+            .and_then(|()| out.flush())
+            .map_err(|error| failed("stdout", error))?,
+        Some(file) => {
+            let storage = Storage::of(path)?;
+            let is_storage = |found: &Metadata| storage.has(found);
+            let mut to = OutputFile::create(file, &is_storage)?;
+            client::request_stream(COMMAND, path, request, &mut to)?
+                .map_err(|error| failed(&file.display().to_string(), error))?;
+            to.finish()?;
+        }
+    }
+    drop(directory);
+    Ok(Completion::Success)
+}
+
+fn shown(path: &Path) -> String {
+    text::escaped(path.as_os_str().as_bytes())
+}
+
+/// Opens a read-only subvolume, and returns its id.
+fn read_only_subvolume(path: &Path, if_writable: &str) -> Result<(File, u64), Failure> {
+    let failed = |error: &io::Error| {
+        let failure = mounted::failed(path, error);
+        match Errno::from_io_error(error) {
+            Some(Errno::INVAL) => failure.hint("it is no subvolume"),
+            _ => failure,
+        }
+    };
+    let directory = File::open(path).map_err(|error| failed(&error))?;
+    let is_read_only = subvolume_calls::is_read_only(directory.as_fd());
+    if !is_read_only.map_err(|error| failed(&error))? {
+        let why = "only read-only subvolumes can be sent";
+        return Err(Failure::new(shown(path), why).hint(if_writable));
+    }
+    let info = subvolume_calls::info(directory.as_fd()).map_err(|error| failed(&error))?;
+    Ok((directory, info.id))
+}
+
+/// The devices of a mounted volume: their identities, and their paths, of which the storage below
+/// and above them is found. A path may mean nothing here, in another mount namespace.
+struct Storage {
+    identities: Vec<String>,
+    paths: Vec<String>,
+}
+
+impl Storage {
+    fn of(path: &Path) -> Result<Self, Failure> {
+        let volume = client::request(COMMAND, path, &Request::Volume)?;
+        let list = |name| {
+            let list = volume.get(name).and_then(|list: &serde_json::Value| list.as_array());
+            let text = |text: &serde_json::Value| text.as_str().map(str::to_owned);
+            list.into_iter().flatten().filter_map(text).collect()
+        };
+        Ok(Self { identities: list("devices"), paths: list("paths") })
+    }
+
+    fn has(&self, found: &Metadata) -> bool {
+        let is_part = |device: Metadata| storage::is_shared(found, &device);
+        self.identities.iter().any(|device| device.starts_with(&device_identity(found)))
+            || self.paths.iter().any(|path| fs::metadata(path).is_ok_and(is_part))
+    }
+}

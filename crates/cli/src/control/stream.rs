@@ -1,0 +1,199 @@
+//! Streams over the control socket: the parts of a stream, and the line of the response.
+//!
+//! ```text
+//! 'D', number of bytes (u32, little-endian), the bytes     any number of times
+//! '{', the rest of the response
+//! ```
+//!
+//! Laws:
+//!
+//! 1. Without a response a stream is not complete, and the client reports that.
+//! 2. A part has at most [`PART_BYTES_MAX`] bytes. Neither side has more of a stream in memory.
+//! 3. The server waits for a client as long as that reads, however slowly, and ends when the client
+//!    closes the connection, or when the volume is released.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+/// Bytes of one part, at most.
+const PART_BYTES_MAX: usize = 256 << 10;
+
+/// Marks a part.
+const PART: u8 = b'D';
+
+/// The output of a stream in the server.
+pub(super) struct PartWriter<'a> {
+    stream: &'a UnixStream,
+    /// Can be read when the volume is released.
+    ended: &'a UnixStream,
+    part: Vec<u8>,
+    is_broken: bool,
+}
+
+impl<'a> PartWriter<'a> {
+    /// Creates the output on a connection, which becomes non-blocking.
+    pub(super) fn new(stream: &'a UnixStream, ended: &'a UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let part = Vec::with_capacity(PART_BYTES_MAX);
+        Ok(Self { stream, ended, part, is_broken: false })
+    }
+
+    /// Sends the last part, and makes the connection blocking again for the response. Returns
+    /// `false` if the client cannot be sent a response: a part of the stream was cut off.
+    pub(super) fn finish(mut self) -> bool {
+        let is_sent = self.send_part().is_ok();
+        is_sent && !self.is_broken && self.stream.set_nonblocking(false).is_ok()
+    }
+
+    fn send_part(&mut self) -> io::Result<()> {
+        if self.part.is_empty() {
+            return Ok(());
+        }
+        self.require_mounted()?;
+        let len = u32::try_from(self.part.len()).map_err(io::Error::other)?;
+        let mut head = [PART; 5];
+        head[1..].copy_from_slice(&len.to_le_bytes());
+        let sent = self.send_all(&head).and_then(|()| self.send_all(&self.part));
+        self.is_broken |= sent.is_err();
+        self.part.clear();
+        sent
+    }
+
+    fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let mut stream = self.stream;
+        while !bytes.is_empty() {
+            match stream.write(bytes) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait()?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if the mount has ended, which the other waits notice only if the client is slow.
+    fn require_mounted(&self) -> io::Result<()> {
+        let ended = self.ended.as_fd();
+        let mut events = [PollFd::new(&ended, PollFlags::IN)];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let is_ended = poll(&mut events, Some(&now)).is_ok() && !events[0].revents().is_empty();
+        if is_ended { Err(io::Error::other("the volume is unmounted")) } else { Ok(()) }
+    }
+
+    /// Waits until the client has read something (law 3).
+    fn wait(&self) -> io::Result<()> {
+        let (stream, ended) = (self.stream.as_fd(), self.ended.as_fd());
+        let mut events = [PollFd::new(&ended, PollFlags::IN), PollFd::new(&stream, PollFlags::OUT)];
+        // Interrupted by a signal: the next write fails again.
+        poll(&mut events, None).map_or(Ok(()), |_| {
+            let is_released = !events[0].revents().is_empty();
+            if is_released { Err(io::Error::other("the volume is unmounted")) } else { Ok(()) }
+        })
+    }
+}
+
+impl Write for PartWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.is_broken {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        self.require_mounted()?;
+        if self.part.len() >= PART_BYTES_MAX {
+            self.send_part()?;
+        }
+        let taken = bytes.len().min(PART_BYTES_MAX - self.part.len());
+        self.part.extend_from_slice(&bytes[..taken]);
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.send_part()
+    }
+}
+
+/// Copies the parts of a stream to `to`. Returns the first byte of the response, or the error of
+/// `to`.
+///
+/// # Errors
+/// The connection ends without a response, or has something else than parts.
+pub(super) fn receive_parts(
+    mut stream: &UnixStream,
+    to: &mut dyn Write,
+) -> io::Result<Result<u8, io::Error>> {
+    stream.set_read_timeout(None)?;
+    let mut part = Vec::new();
+    loop {
+        let mut first = [0];
+        stream.read_exact(&mut first)?;
+        if first[0] != PART {
+            return Ok(Ok(first[0]));
+        }
+        let mut len = [0; 4];
+        stream.read_exact(&mut len)?;
+        let len = usize::try_from(u32::from_le_bytes(len)).unwrap_or(usize::MAX);
+        if len > PART_BYTES_MAX {
+            return Err(io::Error::new(ErrorKind::InvalidData, "a part is too long"));
+        }
+        part.resize(len, 0);
+        stream.read_exact(&mut part)?;
+        if let Err(error) = to.write_all(&part) {
+            return Ok(Err(error));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_arrive_in_order_and_the_response_follows() {
+        let (server, client) = UnixStream::pair().unwrap();
+        let (_end, ended) = UnixStream::pair().unwrap();
+        let bytes: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
+        let mut received = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut writer = PartWriter::new(&server, &ended).unwrap();
+                writer.write_all(&bytes).unwrap();
+                assert!(writer.finish());
+                (&server).write_all(b"{").unwrap();
+            });
+            assert_eq!(receive_parts(&client, &mut received).unwrap().unwrap(), b'{');
+        });
+        assert!(received == bytes);
+    }
+
+    #[test]
+    fn a_stream_ends_with_its_client_and_with_the_volume() {
+        let bytes = vec![0; 8 << 20];
+        for client_ends in [false, true] {
+            let (server, client) = UnixStream::pair().unwrap();
+            let (end, ended) = UnixStream::pair().unwrap();
+            let mut writer = PartWriter::new(&server, &ended).unwrap();
+            let ending = std::thread::spawn(move || {
+                // Once the buffer of the socket is full, the writer waits.
+                (&client).read_exact(&mut [0]).unwrap();
+                if client_ends { drop(client) } else { drop(end) }
+            });
+            assert!(writer.write_all(&bytes).is_err());
+            assert!(!writer.finish());
+            ending.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_no_part_is_refused() {
+        for bytes in [&b""[..], b"D", b"D\xff\xff\xff\xff", b"D\x02\0\0\0a"] {
+            let (mut server, client) = UnixStream::pair().unwrap();
+            server.write_all(bytes).unwrap();
+            drop(server);
+            assert!(receive_parts(&client, &mut Vec::new()).is_err(), "{bytes:?}");
+        }
+    }
+}
