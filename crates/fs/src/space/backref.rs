@@ -34,6 +34,10 @@ use std::sync::Arc;
 /// Maximum number of blocks and items that one search visits.
 pub(crate) const VISITS_MAX: u64 = 1 << 20;
 
+/// Maximum number of bytes of a file in which items refer to one extent by one reference: the
+/// kernel's extents have at most 128 MiB, and so much is left for larger ones.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
 /// A file extent item that refers to the data extent in question.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExtentRef {
@@ -88,9 +92,15 @@ impl<'a> Backrefs<'a> {
         mut each: impl FnMut(ExtentRef) -> ControlFlow<()>,
     ) -> Result<()> {
         self.visits = 0;
-        for reference in extent.references(&self.extent_tree, self.visits_max)? {
+        let references = extent.references(&self.extent_tree, self.visits_max)?;
+        let by_leaf = references.iter().filter_map(|reference| match reference {
+            Reference::SharedData { leaf } => Some(*leaf),
+            Reference::Data(_) | Reference::Block { .. } | Reference::SharedBlock { .. } => None,
+        });
+        let by_leaf: HashSet<Logical> = by_leaf.collect();
+        for reference in references {
             let flow = match reference {
-                Reference::Data(data) => self.refs_in_tree(extent, data, &mut each)?,
+                Reference::Data(data) => self.refs_in_tree(extent, data, &by_leaf, &mut each)?,
                 Reference::SharedData { leaf } => self.refs_in_leaf(extent, leaf, &mut each)?,
                 Reference::Block { .. } | Reference::SharedBlock { .. } => {
                     ControlFlow::Continue(())
@@ -103,11 +113,14 @@ impl<'a> Backrefs<'a> {
         Ok(())
     }
 
-    /// Follows a reference by tree, inode and offset.
+    /// Follows a reference by tree, inode and offset. Its count is that of the items in leaves of
+    /// the tree that no reference in `by_leaf` stands for. Leaves that the tree shares with the one
+    /// that it was made from may come first.
     fn refs_in_tree(
         &mut self,
         extent: &ExtentRecord,
         data: DataRef,
+        by_leaf: &HashSet<Logical>,
         each: &mut impl FnMut(ExtentRef) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         if !data.tree.is_subvolume() {
@@ -116,15 +129,17 @@ impl<'a> Backrefs<'a> {
         let Some(tree) = self.filesystem.forest().tree(data.tree)? else {
             return Ok(ControlFlow::Continue(()));
         };
-        let mut found = Vec::new();
+        let (mut found, mut items_left) = (Vec::new(), data.count);
         let mut cursor = tree.cursor();
         // `offset` is the file offset minus the offset into the extent, and may be negative.
         let start = if data.offset > u64::MAX / 2 { 0 } else { data.offset };
+        let end = data.offset.wrapping_add(FILE_BYTES_MAX);
         cursor.seek(&Key::new(data.ino.0, ItemType::EXTENT_DATA, start))?;
         while let Some((key, bytes)) = cursor.item_parts() {
             if key.objectid != data.ino.0
                 || key.item_type != ItemType::EXTENT_DATA
-                || found.len() >= usize::try_from(data.count).unwrap_or(usize::MAX)
+                || key.offset >= end
+                || items_left == 0
             {
                 break;
             }
@@ -133,6 +148,8 @@ impl<'a> Backrefs<'a> {
                 && extent_ref.file_offset.wrapping_sub(extent_ref.extent_offset) == data.offset
                 && let Some((leaf, _)) = cursor.position()
             {
+                let is_counted = leaf.owner() == data.tree && !by_leaf.contains(&leaf.logical());
+                items_left -= u32::from(is_counted);
                 found.push((leaf.logical(), extent_ref));
             }
             cursor.advance()?;
@@ -196,6 +213,8 @@ impl<'a> Backrefs<'a> {
                 continue;
             }
             self.visit(1)?;
+            // The space of the block is not reused between the look and the read.
+            let _epoch = self.filesystem.forest().enter_read_epoch();
             let Some(record) = ExtentRecord::at(&self.extent_tree, at)? else { continue };
             for reference in record.references(&self.extent_tree, self.visits_max)? {
                 match reference {

@@ -40,7 +40,7 @@ use butternut_format::node::Expected;
 use butternut_format::refused::{Refused, require};
 use butternut_format::root::RawRootItem;
 use butternut_format::units::{Generation, Logical, TreeId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Bytes of a file that one compressed extent may cover.
@@ -288,11 +288,16 @@ impl<'a> Roots<'a> {
         extent: &ExtentRefs,
         sets: &mut RootSets,
     ) -> Result<SetId, TreeError> {
+        let by_leaf = extent.refs.iter().filter_map(|(reference, _)| match reference {
+            Ref::SharedData(leaf) => Some(*leaf),
+            Ref::Data(_) | Ref::Tree(_) | Ref::Shared(_) => None,
+        });
+        let by_leaf: HashSet<Logical> = by_leaf.collect();
         let mut parts = Vec::with_capacity(extent.refs.len());
         for (reference, count) in &extent.refs {
             let more = match reference {
                 Ref::Data(data) if data.tree.is_subvolume() => {
-                    self.through_file(at, extent, (data, *count), sets)?
+                    self.through_file(at, extent, (data, *count), &by_leaf, sets)?
                 }
                 Ref::SharedData(leaf) => self.of_parent(*leaf, 0, sets)?,
                 Ref::Data(_) | Ref::Tree(_) | Ref::Shared(_) => continue,
@@ -303,11 +308,13 @@ impl<'a> Roots<'a> {
     }
 
     /// Follows the reference of a file to data: finds each leaf that has an item with it.
+    /// References in `by_leaf` stand for the items of other leaves.
     fn through_file(
         &mut self,
         at: Logical,
         extent: &ExtentRefs,
         (data, count): (&DataRef, u64),
+        by_leaf: &HashSet<Logical>,
         sets: &mut RootSets,
     ) -> Result<SetId, TreeError> {
         let RefTree { tree, last_snapshot, from } = self.tree(at, data.tree)?;
@@ -330,12 +337,14 @@ impl<'a> Roots<'a> {
             self.steps_left = self.steps_left.checked_sub(1).ok_or_else(|| {
                 corrupt(at, Refused::new("items", "many in the range of an extent", "few"))
             })?;
-            if names(key, bytes, at, data)? {
-                items_left = items_left.saturating_sub(1);
-                let leaf = items.position().map(|(leaf, _)| leaf);
-                let (leaf, generation) = leaf.map_or((Logical(0), last_snapshot), |leaf| {
-                    (leaf.logical(), leaf.generation())
-                });
+            if let Some((leaf, _)) = items.position()
+                && names(key, bytes, at, data)?
+            {
+                // The count is that of the items in leaves of this tree. Other leaves may come
+                // first: those that it shares with the tree that it was made from.
+                let is_counted = leaf.owner() == data.tree && !by_leaf.contains(&leaf.logical());
+                items_left = items_left.saturating_sub(is_counted.into());
+                let (leaf, generation) = (leaf.logical(), leaf.generation());
                 if last_leaf.replace(leaf) != Some(leaf) {
                     let is_own = generation > last_snapshot;
                     parts.push(if is_own { own } else { self.of_parent(leaf, 0, sets)? });
