@@ -204,7 +204,7 @@ impl Door {
                 return Ok(Outcome::NoReply);
             }
             op::INTERRUPT => {
-                self.interrupts.interrupt(request.take()?);
+                self.interrupt(request.take()?);
                 return Ok(Outcome::NoReply);
             }
             // The door sends no NOTIFY_RETRIEVE.

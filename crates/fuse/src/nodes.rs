@@ -54,7 +54,7 @@ struct Node {
     /// Number of lookups in replies, less those that the kernel has forgotten.
     lookup_count: u64,
     /// Pins the directory until the kernel forgets it.
-    _pin: Option<Pin>,
+    pin: Option<Pin>,
 }
 
 impl Table {
@@ -140,7 +140,7 @@ impl Nodes {
                 pin
             }
             Entry::Vacant(vacant) => {
-                vacant.insert(Node { id, lookup_count: 1, _pin: pin });
+                vacant.insert(Node { id, lookup_count: 1, pin });
                 None
             }
         };
@@ -185,8 +185,9 @@ impl Nodes {
             }
             removed
         };
-        // Not under the lock: dropping the pin may delete the directory.
-        drop(removed);
+        // Not under the lock, and without a wait for devices: the kernel sends any number of FORGET
+        // requests, and the last pin deletes the directory.
+        removed.and_then(|node| node.pin).map(Pin::unpin_in_background).unwrap_or_default();
     }
 
     /// Drops all nodes. The kernel sends no further request about them.
@@ -252,7 +253,7 @@ mod tests {
         // As if the hash of the first id were that of the second.
         let mut table = nodes.table();
         assert_eq!(table.assign(first, taken), taken);
-        table.by_node_id.insert(taken, Node { id: first, lookup_count: 1, _pin: None });
+        table.by_node_id.insert(taken, Node { id: first, lookup_count: 1, pin: None });
         drop(table);
         nodes.has_entries.store(true, Ordering::Release);
         let other = lookup(&nodes, second);

@@ -7,15 +7,19 @@
 //!    current step; the next open for writing goes on.
 //! 2. Subvolumes whose files are open are looked at again every few seconds, until they are free.
 //! 3. Nothing waits for the thread, except a write to a full volume and an operation at the limit
-//!    of a quota, which wait for the orphans that are queued. What it cannot free is looked at
+//!    of a quota, which wait for orphans that are queued. What it cannot free is looked at
 //!    again, as in law 2; an orphan, at the next open.
 //! 4. Queued orphans go before subvolumes, also between two steps of freeing one.
 
-use crate::background::cleaner_signal::CleanerSignal;
+use crate::background::cleaner_signal::{CleanerSignal, Look};
 use crate::filesystem::Shared;
 use crate::{Error, Filesystem, Result};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Pause before a subvolume with open files is looked at again.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// The thread, which ends when this is dropped.
 #[derive(Debug)]
@@ -31,12 +35,16 @@ impl Cleaner {
         signal.start();
         signal.request();
         let run = move || {
+            let _running = signal_of_thread.stop_at_end();
             let filesystem = Filesystem::for_thread(shared);
             let _watch = filesystem.forest().watch_panics();
-            let mut has_left = false;
-            while signal_of_thread.wait(has_left) {
+            let mut retry = None;
+            while let Some(look) = signal_of_thread.wait(retry) {
                 filesystem.evict_in_background(&signal_of_thread);
-                has_left = filesystem.clean_in_background(&signal_of_thread);
+                if look == Look::All {
+                    let has_left = filesystem.clean_in_background(&signal_of_thread);
+                    retry = has_left.then(|| Instant::now() + RETRY);
+                }
             }
         };
         let thread = Builder::new().name("butternut-clean".into()).spawn(run);
@@ -71,10 +79,10 @@ impl Filesystem {
     /// Deletes the orphans that are queued.
     fn evict_in_background(&self, signal: &CleanerSignal) {
         let goes_on = || !signal.is_stopped();
-        while let Some(entry) = signal.next_eviction() {
+        while let Some((entry, evicting)) = signal.next_eviction() {
             // If deleting fails, the next open for writing finds the orphan item.
             drop(self.evict_orphan_while(&entry, &goes_on));
-            signal.has_evicted();
+            drop(evicting);
         }
     }
 }

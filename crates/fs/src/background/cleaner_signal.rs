@@ -4,18 +4,18 @@
 //! 1. Of the threads that remove the last name or the last pin of a large orphan, one at a time
 //!    deletes it itself. The others leave theirs to the cleaner, so that a program which deletes
 //!    many large files at once occupies one thread of a server. With [`EVICTIONS_MAX`] of them
-//!    queued, and without a cleaner thread, every thread deletes its own.
+//!    queued, and without a cleaner thread, every thread deletes its own. A thread that is to wait
+//!    for no device leaves each of its orphans to the cleaner.
 //! 2. Queued orphans are deleted in the order in which they were queued. What is left when the
 //!    cleaner stops has an orphan item (law 1 of `inode/pin.rs`).
+//! 3. A thread that waits for deletions waits for those that were queued or had begun before, also
+//!    by callers, and no longer than the cleaner thread runs. No thread that deletes waits.
 
 use crate::inode::table::InodeEntry;
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Pause before a subvolume with open files is looked at again.
-const RETRY: Duration = Duration::from_secs(5);
+use std::time::{Duration, Instant};
 
 /// Read-only subvolumes whose orphans the cleaner has yet to look for. The orphans of others stay
 /// until the volume is opened again.
@@ -35,19 +35,50 @@ pub(crate) struct CleanerSignal {
     evicted: Condvar,
 }
 
-/// A caller that deletes a large orphan itself, until this is dropped.
+/// What the cleaner looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Orphans that are queued.
+    Orphans,
+    /// Deleted subvolumes, too.
+    All,
+}
+
+/// Which thread deletes an orphan, if it may choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EvictBy {
+    Caller,
+    Cleaner,
+}
+
+/// An orphan that a thread deletes, until this is dropped: then it is deleted or left.
 #[derive(Debug)]
 pub(crate) struct Evicting<'a> {
     signal: &'a CleanerSignal,
-    /// It keeps others from doing so (law 1).
+    number: u64,
+    /// A caller that keeps others from deleting theirs (law 1).
     is_alone: bool,
 }
 
 impl Drop for Evicting<'_> {
     fn drop(&mut self) {
+        let mut state = self.signal.state();
+        state.pending.remove(&self.number);
         if self.is_alone {
-            self.signal.state().is_caller_evicting = false;
+            state.is_caller_evicting = false;
         }
+        drop(state);
+        self.signal.evicted.notify_all();
+    }
+}
+
+/// The run of the cleaner thread. However it ends, no thread waits for it afterwards.
+#[derive(Debug)]
+pub(super) struct Running<'a>(&'a CleanerSignal);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }
 
@@ -66,12 +97,13 @@ struct State {
     thread: Thread,
     /// A caller deletes a large orphan.
     is_caller_evicting: bool,
-    /// Orphans that the cleaner is to delete.
-    evictions: VecDeque<Arc<InodeEntry>>,
-    /// Numbers of orphans that were queued, and of those that are deleted or left.
-    queued: u64,
-    evicted: u64,
-    /// Number of threads that wait for that.
+    /// Orphans that the cleaner is to delete, by their numbers.
+    evictions: VecDeque<(u64, Arc<InodeEntry>)>,
+    /// Number of the last of them.
+    last: u64,
+    /// Subvolumes of the orphans that are queued or being deleted, by their numbers.
+    pending: BTreeMap<u64, u64>,
+    /// Number of threads that wait for them.
     awaiting: usize,
     /// Number of subvolumes that were freed.
     cleaned: u64,
@@ -90,49 +122,59 @@ impl CleanerSignal {
         self.state.lock()
     }
 
-    /// Begins the deletion of a large orphan. Returns `None` if it is left to the cleaner (law 1).
-    pub(crate) fn begin_eviction(&self, entry: &Arc<InodeEntry>) -> Option<Evicting<'_>> {
+    /// Begins the deletion of an orphan that is large, or that the caller leaves to the cleaner.
+    /// Returns `None` if it is left (law 1).
+    pub(crate) fn begin_eviction(
+        &self,
+        entry: &Arc<InodeEntry>,
+        by: EvictBy,
+    ) -> Option<Evicting<'_>> {
         let mut state = self.state();
-        let is_alone = !state.is_caller_evicting;
+        let is_alone = !state.is_caller_evicting && by == EvictBy::Caller;
         let is_left = state.thread == Thread::Runs && state.evictions.len() < EVICTIONS_MAX;
+        state.last += 1;
+        let number = state.last;
+        state.pending.insert(number, entry.id.subvolume);
         if is_alone || !is_left {
-            state.is_caller_evicting = true;
-            return Some(Evicting { signal: self, is_alone });
+            state.is_caller_evicting |= is_alone;
+            return Some(Evicting { signal: self, number, is_alone });
         }
-        state.evictions.push_back(Arc::clone(entry));
-        state.queued += 1;
-        state.is_due = true;
+        state.evictions.push_back((number, Arc::clone(entry)));
         drop(state);
         self.wake.notify_all();
         None
     }
 
     /// Returns the next orphan that the cleaner is to delete.
-    pub(super) fn next_eviction(&self) -> Option<Arc<InodeEntry>> {
+    pub(super) fn next_eviction(&self) -> Option<(Arc<InodeEntry>, Evicting<'_>)> {
         let mut state = self.state();
-        if state.is_stopped() { None } else { state.evictions.pop_front() }
+        let next = if state.is_stopped() { None } else { state.evictions.pop_front() };
+        next.map(|(number, entry)| (entry, Evicting { signal: self, number, is_alone: false }))
     }
 
-    /// Records that the cleaner has deleted an orphan, or that it could not.
-    pub(super) fn has_evicted(&self) {
-        let mut state = self.state();
-        state.evicted += 1;
+    /// Waits until orphans that are queued or being deleted now are deleted (law 3): those in
+    /// the subvolumes that `concerns` returns of all that have some. Returns whether there were
+    /// any. The caller holds no lock that a deletion takes.
+    pub(crate) fn wait_until_evicted(
+        &self,
+        concerns: &dyn Fn(&BTreeSet<u64>) -> BTreeSet<u64>,
+    ) -> bool {
+        let state = self.state();
+        let (until, all) = (state.last, state.pending.values().copied().collect());
         drop(state);
-        self.evicted.notify_all();
-    }
-
-    /// Waits until the orphans that are queued now are deleted. Returns whether there were any. The
-    /// caller holds no lock that a deletion takes.
-    pub(crate) fn wait_until_evicted(&self) -> bool {
+        let concerned = concerns(&all);
+        let is_pending = |state: &State| {
+            let pending = state.pending.range(..=until);
+            pending.into_iter().any(|(_, subvolume)| concerned.contains(subvolume))
+        };
         let mut state = self.state();
-        let until = state.queued;
-        let was_queued = state.evicted < until;
+        let was_pending = is_pending(&state);
         state.awaiting += 1;
-        while state.evicted < until && !state.is_stopped() {
+        while is_pending(&state) && !state.is_stopped() {
             state = self.evicted.wait(state);
         }
         state.awaiting -= 1;
-        was_queued
+        was_pending
     }
 
     /// Returns whether a thread waits until orphans are deleted.
@@ -143,6 +185,11 @@ impl CleanerSignal {
 
     pub(super) fn start(&self) {
         self.state().thread = Thread::Runs;
+    }
+
+    /// Stops when what it returns is dropped, also by a panic of the cleaner thread.
+    pub(super) fn stop_at_end(&self) -> Running<'_> {
+        Running(self)
     }
 
     /// Records that a subvolume was deleted.
@@ -198,17 +245,25 @@ impl CleanerSignal {
         self.state().is_stopped()
     }
 
-    /// Waits until there may be something to free. Returns `false` at the end.
-    pub(super) fn wait(&self, has_left: bool) -> bool {
+    /// Waits until orphans are queued, or until there may be something else to free: at `retry` at
+    /// the latest. Returns `None` at the end.
+    pub(super) fn wait(&self, retry: Option<Instant>) -> Option<Look> {
         let mut state = self.state();
-        while !state.is_due && !state.is_stopped() {
-            if has_left {
-                state = self.wake.wait_timeout(state, RETRY).0;
-                break;
+        loop {
+            if state.is_stopped() {
+                return None;
             }
-            state = self.wake.wait(state);
+            let now = Instant::now();
+            if std::mem::take(&mut state.is_due) || retry.is_some_and(|retry| retry <= now) {
+                return Some(Look::All);
+            }
+            if !state.evictions.is_empty() {
+                return Some(Look::Orphans);
+            }
+            state = match retry {
+                Some(retry) => self.wake.wait_timeout(state, retry - now).0,
+                None => self.wake.wait(state),
+            };
         }
-        state.is_due = false;
-        !state.is_stopped()
     }
 }

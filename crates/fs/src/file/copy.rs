@@ -15,6 +15,7 @@
 //! 3. A copy that fails after a part of it was shared or copied returns the length of that part,
 //!    like a short write. An error of a synchronous file's sync is returned in any case.
 
+use crate::file::write::Altered;
 use crate::{Error, File, Filesystem, Privileges, Result};
 use butternut_file::{self as data, CloneRange};
 use butternut_format::units::{SECTOR_BYTES, length};
@@ -162,10 +163,11 @@ impl File {
     /// each byte as it was, or zero.
     fn copy_hole(&self, range: Range<u64>, privileges: Privileges) -> Result<u64> {
         let filesystem = self.pin()?.filesystem();
-        filesystem.with_quota_room(self.id().subvolume, || self.copy_hole_once(&range, privileges))
+        let copy = || self.copy_hole_once(&range, privileges);
+        self.synced(filesystem.with_quota_room(self.id().subvolume, copy)?)
     }
 
-    fn copy_hole_once(&self, range: &Range<u64>, privileges: Privileges) -> Result<u64> {
+    fn copy_hole_once(&self, range: &Range<u64>, privileges: Privileges) -> Result<Altered<u64>> {
         let _watch = self.watch_panics();
         self.alter(privileges, |file, inode, stamp| {
             self.may_write(inode)?;

@@ -178,15 +178,17 @@ impl File {
         let compressor = options.compressor.filter(|_| !is_plain);
         let range = options.range.start - options.range.start % SECTOR_BYTES
             ..options.range.end.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(u64::MAX);
-        let mut done =
-            Defragmented { extents_before: self.extents_in(&range)?, ..Defragmented::default() };
+        let mut done = Defragmented {
+            extents_before: self.extents_in(&range, goes_on)?,
+            ..Defragmented::default()
+        };
         let rule = DefragmentRule {
             threshold: options.threshold,
             compresses: compressor.is_some(),
             keeps_shared: options.shared == SharedExtents::Keep,
         };
         self.defragment_windows(&range, (rule, compressor), goes_on, &mut done)?;
-        done.extents_after = self.extents_in(&range)?;
+        done.extents_after = self.extents_in(&range, goes_on)?;
         Ok(done)
     }
 
@@ -205,7 +207,10 @@ impl File {
             if !goes_on() {
                 return Ok(());
             }
-            let window = self.examine(&rule, start, range)?;
+            let window = self.examine(&rule, start, range, goes_on)?;
+            if !goes_on() {
+                return Ok(());
+            }
             let wanted = from.max(window.range.start)..window.range.end;
             let (plan, reached_next) = rule.plan(&window.extents, &wanted, reached);
             for part in &plan.parts {
@@ -260,11 +265,15 @@ impl File {
         })
     }
 
-    /// Returns the number of extents of a range.
-    fn extents_in(&self, range: &Range<u64>) -> Result<u64> {
+    /// Returns the number of extents of a range: those that are counted while `goes_on` returns
+    /// true.
+    fn extents_in(&self, range: &Range<u64>, goes_on: &dyn Fn() -> bool) -> Result<u64> {
         let mut all = Mappings::of(self.view(), range.clone());
         let (mut count, mut last) = (0, None::<Mapping>);
         loop {
+            if !goes_on() {
+                return Ok(count);
+            }
             let state = self.pin()?.entry().lock_shared();
             let some = all.by_ref().take(WINDOW_EXTENTS);
             let some = some.collect::<std::result::Result<Vec<Mapping>, _>>()?;
@@ -280,7 +289,13 @@ impl File {
     }
 
     /// Lists the extents of the file from byte `start` on, and finds out which are shared.
-    fn examine(&self, rule: &DefragmentRule, start: u64, range: &Range<u64>) -> Result<Window> {
+    fn examine(
+        &self,
+        rule: &DefragmentRule,
+        start: u64,
+        range: &Range<u64>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Window> {
         let mut all = Mappings::of(self.view(), start..u64::MAX);
         let mut mappings: Vec<Mapping> = Vec::new();
         let mut is_last = false;
@@ -292,15 +307,17 @@ impl File {
         }
         drop(state);
         let end = if is_last { range.end } else { window_end(&mappings) };
-        self.with_sharing(rule, mappings, start..end)
+        self.with_sharing(rule, mappings, start..end, goes_on)
     }
 
-    /// Finds out which extents are shared (law 3): those that the rule may select.
+    /// Finds out which extents are shared (law 3): those that the rule may select. Those that are
+    /// not examined, because `goes_on` has returned false, count as shared.
     fn with_sharing(
         &self,
         rule: &DefragmentRule,
         mappings: Vec<Mapping>,
         range: Range<u64>,
+        goes_on: &dyn Fn() -> bool,
     ) -> Result<Window> {
         let filesystem = self.pin()?.filesystem();
         let (forest, id) = (filesystem.forest(), self.id());
@@ -310,7 +327,15 @@ impl File {
         // In the order of the extent tree.
         let (mut unsure, mut references) = (BTreeMap::new(), HashMap::new());
         for mapping in mappings.iter().filter(|mapping| is_selectable(mapping)) {
-            let Some((extent, generation, skip)) = in_tree(mapping) else { continue };
+            let Some((extent, generation, skip)) = in_tree(mapping) else {
+                // Its merge makes the first reference, except for preallocated space, which has
+                // some.
+                if let Some(extent) = disk_extent(mapping) {
+                    let known = forest.data_refs(extent.logical, extent.bytes)?.max(1);
+                    references.entry(extent.logical).or_insert(known);
+                }
+                continue;
+            };
             let offset = mapping.offset.wrapping_sub(skip);
             let reference = DataRef { tree, ino: Ino(id.ino), offset, count: 1 };
             // First: what is added after this is noticed.
@@ -325,6 +350,10 @@ impl File {
             filesystem.commit()?;
             let mut search = Backrefs::new(filesystem)?;
             for (logical, is_shared) in &mut unsure {
+                if !goes_on() {
+                    *is_shared = true;
+                    continue;
+                }
                 *is_shared = match disk_usage::is_shared(&mut search, *logical, id) {
                     Err(Error::LimitExceeded { .. }) => true,
                     found => found?,
@@ -349,7 +378,7 @@ impl File {
             return Ok(false);
         }
         for extent in part.extents() {
-            let Some((disk, ..)) = in_tree(&extent.mapping) else { continue };
+            let Some(disk) = disk_extent(&extent.mapping) else { continue };
             let known = window.references.get(&disk.logical);
             if let Some(known) = known
                 && forest.data_refs(disk.logical, disk.bytes)? > *known
@@ -367,6 +396,17 @@ fn in_tree(mapping: &Mapping) -> Option<(DiskExtent, Generation, u64)> {
         MappingKind::Regular { extent, encoding, skip } => {
             encoding.is_in_tree().then_some((extent, encoding.generation, skip))
         }
+        MappingKind::Hole
+        | MappingKind::Preallocated { .. }
+        | MappingKind::Inline { .. }
+        | MappingKind::Buffered => None,
+    }
+}
+
+/// Returns the data extent of a mapping, also one that is in no tree yet.
+fn disk_extent(mapping: &Mapping) -> Option<DiskExtent> {
+    match mapping.kind {
+        MappingKind::Regular { extent, .. } => Some(extent),
         MappingKind::Hole
         | MappingKind::Preallocated { .. }
         | MappingKind::Inline { .. }

@@ -27,6 +27,7 @@ use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::length;
 use butternut_pages::{CacheMode, UncachedFlush, WritebackReason};
 use butternut_sys::wait::Wait;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Writes of at least this many bytes from a cache in front of this library go past the page cache.
@@ -54,6 +55,13 @@ enum Drain {
     Yes,
     /// Only pages change. Any further change drains the file itself.
     No(Wait),
+}
+
+/// The result of a change of a file's bytes, before the file is synced.
+pub(super) struct Altered<R> {
+    result: R,
+    /// The file is synchronous (`chattr +S`).
+    is_synchronous: bool,
 }
 
 impl File {
@@ -95,6 +103,7 @@ impl File {
         };
         let drain = if is_long { Drain::Yes } else { Drain::No(Wait::Block) };
         let written = self.with_space(|| self.alter_as(None, drain, change))?;
+        let written = self.synced(written)?;
         self.balance_dirty_pages(written, CacheMode::Cached)?;
         Ok(written)
     }
@@ -179,9 +188,9 @@ impl File {
     ) -> Result<usize> {
         let _timed = self.timed(Operation::DirectWrite);
         self.lane_counters().dio_write_exclusive.add();
-        let mut done = 0;
-        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            let at = offset.saturating_add(length(done));
+        let mut done = Altered { result: 0, is_synchronous: false };
+        while let Some(rest) = bytes.get(done.result..).filter(|rest| !rest.is_empty()) {
+            let at = offset.saturating_add(length(done.result));
             let written = self.with_space(|| {
                 self.alter(privileges, |file, inode, _| {
                     self.may_write_at(inode, file.size(), Some(at))?;
@@ -189,13 +198,16 @@ impl File {
                 })
             });
             match written {
-                Ok(0) => break,
-                Ok(written) => done += written,
-                Err(error) if done == 0 => return Err(error),
+                Ok(Altered { result: 0, .. }) => break,
+                Ok(written) => {
+                    done.result += written.result;
+                    done.is_synchronous |= written.is_synchronous;
+                }
+                Err(error) if done.result == 0 => return Err(error),
                 Err(_) => break,
             }
         }
-        Ok(done)
+        self.synced(done)
     }
 
     /// Runs `run`. If it finds no space, writes all files back, commits and runs it once more:
@@ -215,7 +227,7 @@ impl File {
         let write_state = filesystem.write_state()?;
         filesystem.shared.source.release_space();
         // Deleted files may still have their space.
-        if write_state.cleaner.wait_until_evicted() {
+        if write_state.cleaner.wait_until_evicted(&BTreeSet::clone) {
             filesystem.commit()?;
             result = run();
             if !result.as_ref().is_err_and(Error::is_no_space) {
@@ -268,7 +280,7 @@ impl File {
         if is_refused(&result) {
             timed.forget();
         }
-        let (at, written) = result?;
+        let (at, written) = self.synced(result?)?;
         // A write that must not block stays below the limits of the throttle.
         if wait == Wait::Block {
             self.balance_dirty_pages(written, throttled_as)?;
@@ -341,7 +353,8 @@ impl File {
             })
         };
         let subvolume = self.id().subvolume;
-        pin.filesystem().with_quota_room(subvolume, || allocate(range.clone()))
+        let altered = pin.filesystem().with_quota_room(subvolume, || allocate(range.clone()))?;
+        self.synced(altered)
     }
 
     /// Makes the file's data, attributes and names durable: writes its dirty pages back, and what
@@ -372,12 +385,13 @@ impl File {
         self.pin.as_deref().ok_or(Error::ReadOnly { what: "the filesystem" })
     }
 
-    /// Changes the file's bytes under its inode lock, and updates the inode (law 2).
+    /// Changes the file's bytes under its inode lock, and updates the inode (law 2). The caller
+    /// syncs a synchronous file ([`Self::synced`]).
     pub(super) fn alter<R>(
         &self,
         privileges: Privileges,
         change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,
-    ) -> Result<R> {
+    ) -> Result<Altered<R>> {
         self.alter_as(Some(privileges), Drain::Yes, change)
     }
 
@@ -386,7 +400,7 @@ impl File {
         privileges: Option<Privileges>,
         drain: Drain,
         change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,
-    ) -> Result<R> {
+    ) -> Result<Altered<R>> {
         let wait = match drain {
             Drain::Yes => Wait::Block,
             Drain::No(wait) => wait,
@@ -407,12 +421,13 @@ impl File {
             self.may_write(&inode)?;
             filesystem.strip_privileges(write_state, &subvolume, entry, privileges, wait)?;
         }
-        if inode.flags.contains(InodeFlags::SYNC) {
-            // It is synced before this returns.
+        let is_synchronous = inode.flags.contains(InodeFlags::SYNC);
+        if is_synchronous {
+            // The caller syncs it.
             may_block(wait)?;
         }
         filesystem.file_state(&subvolume.tree, entry, &mut state, wait)?;
-        let altered = filesystem.alter_file(
+        let result = filesystem.alter_file(
             write_state,
             &subvolume,
             entry,
@@ -420,11 +435,17 @@ impl File {
             self.times,
             change,
         )?;
-        drop(state);
-        if inode.flags.contains(InodeFlags::SYNC) {
+        Ok(Altered { result, is_synchronous })
+    }
+
+    /// Syncs the file after a change if it is synchronous, and returns the result of the change.
+    /// Not within what is run again where there is no space: the bytes of an append are in the file
+    /// also if the sync finds none.
+    pub(super) fn synced<R>(&self, altered: Altered<R>) -> Result<R> {
+        if altered.is_synchronous {
             self.sync_all()?;
         }
-        Ok(altered)
+        Ok(altered.result)
     }
 }
 
@@ -447,14 +468,18 @@ mod tests {
     const BLOCK: u64 = 4096;
     const BYTES: [u8; 4096] = [1; 4096];
 
-    #[test]
-    fn a_preallocation_that_is_refused_midway_keeps_its_flag() {
-        let injector = EnospcInjector::default();
+    fn volume(injector: Option<EnospcInjector>) -> Filesystem {
         let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
         butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
         let options = MountOptions::default().read_only(false).commit_seconds(0);
-        let options = options.enospc_injector(Some(injector.clone()));
-        let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
+        let options = options.enospc_injector(injector);
+        Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap()
+    }
+
+    #[test]
+    fn a_preallocation_that_is_refused_midway_keeps_its_flag() {
+        let injector = EnospcInjector::default();
+        let fs = volume(Some(injector.clone()));
         let mut seen = 0;
         for nth in HOLES..HOLES + 8 {
             let name = nth.to_string();
@@ -514,10 +539,7 @@ mod tests {
     /// Law 4: also where a quota refuses the write.
     #[test]
     fn a_write_that_must_not_block_writes_no_file_back_at_a_limit() {
-        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
-        butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
-        let options = MountOptions::default().read_only(false).commit_seconds(0);
-        let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
+        let fs = volume(None);
         fs.enable_quotas().unwrap();
         let sub = fs.create_subvolume(fs.root(), b"sub", &NewInode::new(0o755)).unwrap();
         let make = |name: &[u8]| {
@@ -544,5 +566,88 @@ mod tests {
             file.write(Some(BLOCK), &BYTES, Privileges::Keep, CacheMode::Cached, Wait::NoWait);
         assert!(write_state.is_dirty(other.id()), "a NOWAIT write has written another file back");
         assert!(matches!(refused, Err(Error::WouldBlock)), "{refused:?}");
+    }
+
+    /// Law 3: a synchronous file has the bytes if only the sync failed. They are not appended
+    /// again.
+    #[test]
+    fn an_append_whose_sync_finds_no_space_is_made_once() {
+        use crate::AttributeFlags;
+        use butternut_file::RequestOwner;
+        use std::sync::Weak;
+        use std::time::Duration;
+
+        /// Space returns between the two attempts: `with_space` asks all owners for theirs.
+        #[derive(Debug)]
+        struct SpaceReturns(EnospcInjector);
+        impl RequestOwner for SpaceReturns {
+            fn complete_some(&self, _: Duration) {}
+            fn release_space(&self) {
+                self.0.fail_none();
+            }
+        }
+
+        let injector = EnospcInjector::default();
+        let fs = volume(Some(injector.clone()));
+        let returns: Arc<dyn RequestOwner> = Arc::new(SpaceReturns(injector.clone()));
+        let owner: Weak<dyn RequestOwner> = Arc::downgrade(&returns);
+        fs.shared.source.add_request_owner(owner);
+        for nth in 1..6 {
+            let name = nth.to_string();
+            let id = fs.create(fs.root(), name.as_bytes(), &NewInode::new(0o644)).unwrap();
+            fs.set_attribute_flags(id, AttributeFlags::SYNC).unwrap();
+            let file = fs.open_file(id).unwrap();
+            file.append(b"first line", Privileges::Keep).unwrap();
+            // 1: the reservation of the append itself. 2: the merge of its sync, and all after it.
+            injector.fail_from(nth);
+            let appended = file.append(b"other line", Privileges::Keep);
+            injector.fail_none();
+            let mut all = vec![0; 64];
+            let read = file.read_at(0, &mut all).unwrap();
+            assert!(read <= 20, "{nth}: {appended:?} {:?}", String::from_utf8_lossy(&all[..read]));
+        }
+    }
+
+    /// Files are written back at a limit before the operation begins, as by the throttle: a
+    /// snapshot, and all writes that wait for it, do not wait for them.
+    #[test]
+    fn the_room_that_is_made_at_a_limit_excludes_no_snapshot() {
+        use std::{thread, time::Duration};
+        let fs = volume(None);
+        fs.enable_quotas().unwrap();
+        let sub = fs.create_subvolume(fs.root(), b"sub", &NewInode::new(0o755)).unwrap();
+        let make = |name: &[u8]| {
+            let id = fs.create(FileId::root_of(sub), name, &NewInode::new(0o644)).unwrap();
+            let file = fs.open_file(id).unwrap();
+            file.write_at(0, &BYTES).unwrap();
+            file
+        };
+        let (file, other) = (make(b"file"), make(b"other"));
+        fs.sync().unwrap();
+        other.write_at(0, &BYTES).unwrap();
+        let groups = fs.quotas().unwrap().unwrap().groups;
+        let used = groups.iter().find(|group| group.id.0 == sub).unwrap().usage.referenced;
+        let limits = QgroupLimits { referenced: Some(used), exclusive: None };
+        fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+        // The writeback of the other file waits, as for a slow device.
+        let entry = Arc::clone(other.pin().unwrap().entry());
+        let stops_writeback = entry.lock();
+        let writing = thread::spawn(move || drop(file.write_at(BLOCK, &BYTES)));
+        // Until it waits. A slow machine only proves less.
+        thread::sleep(Duration::from_millis(200));
+        assert!(!writing.is_finished(), "it waits for the other file");
+        let excluder = fs.clone();
+        let excluding = thread::spawn(move || {
+            drop(excluder.write_state().unwrap().snapshots.exclude_writes());
+        });
+        let finishes = |_| {
+            thread::sleep(Duration::from_millis(10));
+            excluding.is_finished()
+        };
+        let is_excluded = (0..6000).any(finishes);
+        drop(stops_writeback);
+        writing.join().unwrap();
+        excluding.join().unwrap();
+        assert!(is_excluded, "a snapshot waits for the writeback of all files below the limit");
     }
 }

@@ -11,9 +11,11 @@
 //!    up again what may have changed: the subvolume, and whether the orphan is still there.
 //! 3. A large orphan may be deleted by the cleaner thread, some time after its last name or pin is
 //!    gone (law 1 of `background/cleaner_signal.rs`).
-//! 4. From its first step on, an orphan that is deleted cannot be pinned or read, unless its
+//! 4. No orphan is deleted while its subvolume is being sent (`send/in_progress.rs`).
+//! 5. From its first step on, an orphan that is deleted cannot be pinned or read, unless its
 //!    deletion fails: then it is left for the next open, and can be read until then.
 
+use crate::background::cleaner_signal::EvictBy;
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::names::unlink::DELETE_BYTES_MAX;
@@ -54,17 +56,18 @@ impl Owner<'_> {
 }
 
 impl Filesystem {
-    /// Deletes an orphan, unless it is pinned, or leaves it to the cleaner thread (law 3).
-    pub(crate) fn evict_orphan(&self, entry: &Arc<InodeEntry>) -> Result<()> {
+    /// Deletes an orphan, unless it is pinned, or leaves it to the cleaner thread (law 3). A thread
+    /// that is to wait for no device leaves all to it.
+    pub(crate) fn evict_orphan(&self, entry: &Arc<InodeEntry>, by: EvictBy) -> Result<()> {
         let bytes = |inode: Inode| inode.size.max(inode.bytes_used);
         let is_large = entry
             .cached()
             .is_some_and(|inode| inode.kind == FileKind::File && bytes(inode) > DELETE_BYTES_MAX);
-        if !is_large {
+        if !is_large && by == EvictBy::Caller {
             return self.evict_orphan_while(entry, &|| true);
         }
         let write_state = self.write_state()?;
-        let Some(evicting) = write_state.cleaner.begin_eviction(entry) else { return Ok(()) };
+        let Some(evicting) = write_state.cleaner.begin_eviction(entry, by) else { return Ok(()) };
         let deleted = self.evict_orphan_while(entry, &|| true);
         drop(evicting);
         deleted
@@ -88,7 +91,9 @@ impl Filesystem {
             return;
         }
         let owner = Owner::Shared(FileId::root_of(id));
-        if let Some(left) = self.delete_orphans(write_state, owner) {
+        let left = self.delete_orphans(write_state, owner);
+        // At the end of a stream, they are looked for again.
+        if let Some(left) = left.filter(|_| !write_state.sent.has(id)) {
             write_state.left_orphans().push(left);
         }
     }
@@ -104,6 +109,9 @@ impl Filesystem {
             Owner::Opening(subvolume) => step(subvolume),
             Owner::Shared(id) => {
                 let merges = write_state.merges.share_after_waiting();
+                if write_state.sent.has(id.subvolume) {
+                    return Err(Error::Busy);
+                }
                 // Before any inode lock: if nothing has been written to the subvolume yet, this
                 // deletes its orphans and locks each of them.
                 let subvolume = self.subvolume_of_orphan(write_state, id)?;
@@ -307,6 +315,7 @@ mod tests {
     use butternut_format::units::Ino;
     use butternut_mkfs::MkfsOptions;
     use butternut_names as names;
+    use std::collections::BTreeSet;
     use std::sync::Arc;
     use std::thread;
 
@@ -329,6 +338,26 @@ mod tests {
         while !is_so() {
             thread::yield_now();
         }
+    }
+
+    /// Limits a subvolume to what it uses.
+    fn limit_to_usage(fs: &Filesystem, sub: u64) {
+        let quotas = fs.quotas().unwrap().unwrap();
+        let used = quotas.groups.iter().find(|group| group.id.0 == sub).unwrap().usage.referenced;
+        let limits = QgroupLimits { referenced: Some(used), exclusive: None };
+        fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+    }
+
+    /// Removes two large files while deletions are stopped: the first thread waits for its
+    /// deletion, and the second file is queued.
+    fn remove_two(fs: &Filesystem, dir: FileId) -> [thread::JoinHandle<()>; 2] {
+        [&b"a"[..], b"b"].map(|name| {
+            let remover = fs.clone();
+            let removing = thread::spawn(move || remover.unlink(dir, name).unwrap());
+            wait_until(|| fs.lookup(dir, name).is_err());
+            wait_until(|| name == b"a" || removing.is_finished());
+            removing
+        })
     }
 
     /// A deletion of a subvolume excludes operations that write while it waits for the deletions of
@@ -409,7 +438,7 @@ mod tests {
         for thread in removing {
             thread.join().unwrap();
         }
-        write_state.cleaner.wait_until_evicted();
+        write_state.cleaner.wait_until_evicted(&BTreeSet::clone);
         assert!(!has_orphans());
         fs.close().unwrap();
     }
@@ -539,19 +568,10 @@ mod tests {
             fs.open_file(id).unwrap().write_at(0, &vec![1; 1 << 20]).unwrap();
         }
         fs.sync().unwrap();
-        let quotas = fs.quotas().unwrap().unwrap();
-        let used = quotas.groups.iter().find(|group| group.id.0 == sub).unwrap().usage.referenced;
-        let limits = QgroupLimits { referenced: Some(used), exclusive: None };
-        fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+        limit_to_usage(&fs, sub);
         let write_state = fs.write_state().unwrap();
         let stops_eviction = write_state.merges.exclude();
-        let removers = [&b"a"[..], b"b"].map(|name| {
-            let remover = fs.clone();
-            let removing = thread::spawn(move || remover.unlink(dir, name).unwrap());
-            wait_until(|| fs.lookup(dir, name).is_err());
-            wait_until(|| name == b"a" || removing.is_finished());
-            removing
-        });
+        let removers = remove_two(&fs, dir);
         let creator = fs.clone();
         let creating = thread::spawn(move || creator.create(dir, b"c", &NewInode::new(0o644)));
         wait_until(|| creating.is_finished() || write_state.cleaner.is_awaited());
@@ -561,5 +581,98 @@ mod tests {
             thread.join().unwrap();
         }
         fs.close().unwrap();
+    }
+
+    /// As FUSE does it: close(2) has returned, and a worker serves RELEASE, which drops the last
+    /// pin of an unlinked file and deletes it. The caller deletes its own orphan, so nothing is
+    /// queued.
+    #[test]
+    fn a_write_to_a_full_volume_waits_for_the_orphan_that_a_caller_deletes() {
+        let fs = filesystem_with(MountOptions::default().commit_seconds(3600));
+        let root = fs.root();
+        let id = fs.create(root, b"large", &NewInode::new(0o644)).unwrap();
+        let file = fs.open_file(id).unwrap();
+        let mut at = 0;
+        while file.write_at(at, &vec![1; 1 << 20]).is_ok() {
+            at += 1 << 20;
+        }
+        fs.unlink(root, b"large").unwrap();
+        fs.sync().unwrap();
+        let write_state = fs.write_state().unwrap();
+        let stops_eviction = write_state.merges.exclude();
+        let forgetting = thread::spawn(move || drop(file));
+        // Until it waits at its first step. A slow machine only proves less.
+        thread::sleep(std::time::Duration::from_millis(200));
+        let writer = fs.clone();
+        let writing = thread::spawn(move || {
+            let id = writer.create(root, b"new", &NewInode::new(0o644)).unwrap();
+            writer.open_file(id).unwrap().write_at(0, &vec![1; 8 << 20])
+        });
+        wait_until(|| writing.is_finished() || write_state.cleaner.is_awaited());
+        drop(stops_eviction);
+        writing.join().unwrap().unwrap();
+        forgetting.join().unwrap();
+        fs.close().unwrap();
+    }
+
+    /// Orphans of another subvolume make no room below the limit: a refusal does not wait for them.
+    #[test]
+    fn a_create_at_a_limit_does_not_wait_for_orphans_that_the_limit_does_not_count() {
+        let fs = filesystem_with(MountOptions::default().commit_seconds(3600));
+        assert!(fs.enable_quotas().unwrap());
+        let root = fs.root();
+        let sub = fs.create_subvolume(root, b"sub", &NewInode::new(0o755)).unwrap();
+        for name in [&b"a"[..], b"b"] {
+            let id = fs.create(root, name, &NewInode::new(0o644)).unwrap();
+            fs.open_file(id).unwrap().write_at(0, &vec![1; 1 << 20]).unwrap();
+        }
+        let dir = FileId::root_of(sub);
+        fs.create(dir, b"first", &NewInode::new(0o644)).unwrap();
+        fs.sync().unwrap();
+        limit_to_usage(&fs, sub);
+        let write_state = fs.write_state().unwrap();
+        let stops_eviction = write_state.merges.exclude();
+        let removers = remove_two(&fs, root);
+        let creator = fs.clone();
+        let creating = thread::spawn(move || creator.create(dir, b"c", &NewInode::new(0o644)));
+        wait_until(|| creating.is_finished() || write_state.cleaner.is_awaited());
+        let is_kept_waiting = !creating.is_finished();
+        drop(stops_eviction);
+        creating.join().unwrap().unwrap_err();
+        for thread in removers {
+            thread.join().unwrap();
+        }
+        assert!(!is_kept_waiting);
+        fs.close().unwrap();
+    }
+
+    /// As for FORGET, of which a server gets any number and answers none.
+    #[test]
+    fn a_pin_that_is_dropped_in_the_background_waits_for_no_deletion() {
+        use crate::server::FilesystemExt;
+        for is_with_cleaner in [false, true] {
+            let seconds = if is_with_cleaner { 3600 } else { 0 };
+            let fs = filesystem_with(MountOptions::default().commit_seconds(seconds));
+            let root = fs.root();
+            let id = fs.mkdir(root, b"dir", &NewInode::new(0o755)).unwrap();
+            let pin = FilesystemExt::pin(&fs, id).unwrap().unwrap();
+            fs.rmdir(root, b"dir").unwrap();
+            let tree = fs.subvolume_tree(root.subvolume).unwrap();
+            let has_orphans = || !names::orphans(&tree, Ino(0), 1).unwrap().is_empty();
+            assert!(has_orphans());
+            let write_state = fs.write_state().unwrap();
+            let stops_eviction = write_state.merges.exclude();
+            if is_with_cleaner {
+                thread::spawn(move || pin.unpin_in_background()).join().unwrap();
+                assert!(has_orphans());
+                drop(stops_eviction);
+                write_state.cleaner.wait_until_evicted(&BTreeSet::clone);
+            } else {
+                drop(stops_eviction);
+                pin.unpin_in_background();
+            }
+            assert!(!has_orphans());
+            fs.close().unwrap();
+        }
     }
 }

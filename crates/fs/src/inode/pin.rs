@@ -15,6 +15,7 @@
 //!    data first; the inode and its orphan item together last. Inodes that are not orphans are
 //!    deleted with their last name (`names/unlink.rs`).
 
+use crate::background::cleaner_signal::EvictBy;
 use crate::inode::no_unpin::NoUnpin;
 use crate::inode::table::InodeEntry;
 use crate::{FileId, Filesystem, Result};
@@ -25,6 +26,7 @@ use std::sync::Arc;
 pub struct Pin {
     filesystem: Filesystem,
     entry: Arc<InodeEntry>,
+    evicts: EvictBy,
 }
 
 impl fmt::Debug for Pin {
@@ -46,6 +48,13 @@ impl Pin {
     pub fn id(&self) -> FileId {
         self.entry.id
     }
+
+    /// As dropping it, for a thread that is to wait for no device: if the inode has no name, its
+    /// deletion is left to the thread of the volume that deletes in the background. Without such a
+    /// thread, and while very many deletions are queued, the calling thread deletes it.
+    pub fn unpin_in_background(mut self) {
+        self.evicts = EvictBy::Cleaner;
+    }
 }
 
 impl Drop for Pin {
@@ -56,7 +65,7 @@ impl Drop for Pin {
         }
         if self.entry.cached().is_some_and(|inode| inode.nlink == 0) {
             // If deleting fails, the next open for writing finds the orphan item (law 1).
-            drop(self.filesystem.evict_orphan(&self.entry));
+            drop(self.filesystem.evict_orphan(&self.entry, self.evicts));
         } else if let Ok(write_state) = self.filesystem.write_state() {
             write_state.idle.add(&self.entry);
         }
@@ -80,6 +89,6 @@ impl Filesystem {
 
     /// Wraps a pin that the entry has counted already.
     pub(crate) fn new_pin(&self, entry: Arc<InodeEntry>) -> Pin {
-        Pin { filesystem: self.clone(), entry }
+        Pin { filesystem: self.clone(), entry, evicts: EvictBy::Caller }
     }
 }

@@ -10,6 +10,7 @@
 //! 3. A stale name of a damaged volume ([`names::Backref`]) is never moved or exchanged: the call
 //!    fails with [`Error::NotFound`] and changes nothing. Replacing one leaves its inode as it is.
 
+use crate::background::cleaner_signal::EvictBy;
 use crate::change::Change;
 use crate::inode::new_inode::{ITEMS_OF_CREATION, InodeSpec, NewInode, Prepared, next_index};
 use crate::inode::table::{InodeEntry, LockedInodes};
@@ -175,7 +176,7 @@ impl Filesystem {
             drop(writing);
             if let (Some(victim), Fate::Orphan) = (&victim, fate) {
                 // If deleting fails, the next open for writing finds the orphan item.
-                drop(self.evict_orphan(&victim.entry));
+                drop(self.evict_orphan(&victim.entry, EvictBy::Caller));
             }
             return Ok(());
         }

@@ -3,6 +3,7 @@
 //! Law: removing a stale name of a damaged volume ([`names::Backref`]) removes the entry alone: its
 //! inode has as many references as links without it, and keeps them, its item and its data.
 
+use crate::background::cleaner_signal::EvictBy;
 use crate::change::Change;
 use crate::inode::orphans::require_no_entries;
 use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
@@ -115,7 +116,7 @@ impl Filesystem {
             drop(writing);
             if fate == Fate::Orphan {
                 // If deleting fails, the next open for writing finds the orphan item.
-                drop(self.evict_orphan(&target.entry));
+                drop(self.evict_orphan(&target.entry, EvictBy::Caller));
             }
             return Ok(());
         }

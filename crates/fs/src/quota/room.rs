@@ -6,8 +6,10 @@
 //!    an operation that is refused writes back and merges the files of all subvolumes that share
 //!    the limit, and is attempted once more.
 //! 2. No inode is locked meanwhile: the files are locked for it.
-//! 3. Orphans that are queued for the cleaner are deleted first, and a commit follows if data was
-//!    deleted: both make room. So does the space that requests hold which have not begun.
+//! 3. Large orphans that are being deleted, or are queued for it, are deleted first if the limit
+//!    counts them, and a commit follows if data was deleted: both make room. So does the space that
+//!    requests hold which have not begun.
+//! 4. Snapshots are not excluded meanwhile: they, and all writes behind them, would wait for it.
 
 use crate::write_state::WriteState;
 use crate::{Error, Filesystem, Result};
@@ -34,10 +36,14 @@ impl Filesystem {
         subvolume: u64,
         run: impl Fn() -> Result<R>,
     ) -> Result<R> {
-        let writing = self.begin()?;
-        self.write_back_charged(&writing, subvolume);
-        drop(writing);
-        self.may_begin()?.cleaner.wait_until_evicted();
+        // Without the barrier of snapshots: it may take long.
+        let write_state = self.may_begin()?;
+        self.write_back_charged(write_state, subvolume);
+        write_state.cleaner.wait_until_evicted(&|of| {
+            let of = of.iter().copied().map(TreeId).collect();
+            let limited = self.forest().limited_beside(TreeId(subvolume), &of);
+            limited.into_iter().map(|tree| tree.0).collect()
+        });
         self.shared.source.release_space();
         let result = run();
         if result.as_ref().is_err_and(Error::is_quota_exceeded)

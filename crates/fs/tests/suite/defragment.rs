@@ -1,7 +1,7 @@
 //! Defragmentation: which extents are written again, and that no byte changes, whatever else uses
 //! the file. Each volume is checked with all its checksums.
 
-use crate::volume::{TestVolume, failing_data, make};
+use crate::volume::{TestVolume, failing_data, make, new};
 use butternut::device::{Fault, Rule};
 use butternut::format::chunk::BlockGroupFlags;
 use butternut::format::quota::QgroupId;
@@ -12,6 +12,7 @@ use butternut::{
     SharedExtents, SnapshotAccess,
 };
 use butternut_mkfs::MkfsOptions;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -606,4 +607,60 @@ fn data_that_cannot_be_read_stays_where_it_is() {
     assert_reads(&file, &want);
     drop(file);
     reopened(&volume, fs, "file", &want);
+}
+
+/// Law 3: preallocated space has references before a write into it is merged.
+#[test]
+fn a_part_with_a_pending_write_into_preallocated_space_is_written_again() {
+    let volume = volume();
+    let options = MountOptions::default().read_only(false).commit_seconds(0);
+    let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+    let file = fs.create_path(b"file", &new(0o644)).unwrap();
+    // Eight fragments, and behind them preallocated space, of which the first block is written.
+    fragment(&file, 8, 1);
+    file.allocate(8 * BLOCK..16 * BLOCK, Allocate::Extend).unwrap();
+    file.write_direct(8 * BLOCK, &block(1, 8), Privileges::Keep).unwrap();
+    // Merged: the extent has two items, so two references.
+    fs.sync().unwrap();
+    let calls = Cell::new(0);
+    let goes_on = || {
+        calls.set(calls.get() + 1);
+        if calls.get() == 1 {
+            // Before the examination: pending, in the same extent.
+            file.write_direct(9 * BLOCK, &block(1, 9), Privileges::Keep).unwrap();
+        }
+        true
+    };
+    let done = file.defragment_while(&DefragmentOptions::default(), &goes_on).unwrap();
+    assert!(done.rewritten_bytes >= 8 * BLOCK, "{done:?}, asked {} times", calls.get());
+}
+
+/// Law 3: a reference that was added since the examination, also to what was in no tree then.
+#[test]
+fn a_pending_extent_that_is_cloned_after_it_was_examined_stays_shared() {
+    let volume = volume();
+    let options = MountOptions::default().read_only(false).commit_seconds(0);
+    let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+    let make = |name: &[u8]| fs.create_path(name, &new(0o644)).unwrap();
+    let (file, other) = (make(b"file"), make(b"other"));
+    file.write_at(0, &[1; 8192]).unwrap();
+    fs.sync().unwrap();
+    let calls = Cell::new(0);
+    let goes_on = || {
+        calls.set(calls.get() + 1);
+        match calls.get() {
+            // Before the examination: two pending extents that are not contiguous on disk.
+            1 => {
+                file.write_direct(4096, &[2; 4096], Privileges::Keep).unwrap();
+                file.write_direct(0, &[3; 4096], Privileges::Keep).unwrap();
+            }
+            // After the examination, before the part is written.
+            2 => other.clone_range(0, &file, 0, 8192).unwrap(),
+            _ => {}
+        }
+        true
+    };
+    let done = file.defragment_while(&DefragmentOptions::default(), &goes_on).unwrap();
+    assert!(calls.get() >= 2);
+    assert_eq!((done.rewritten_bytes, done.shared_bytes_left), (0, 8192), "{done:?}");
 }

@@ -274,7 +274,7 @@ fn random_histories_are_accounted_for() {
     let given = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
     let seeds = match given {
         Some(seed) => seed..seed + 1,
-        None => 1..if is_long { 40 } else { 2 },
+        None => 1..if is_long { 20 } else { 2 },
     };
     for seed in seeds {
         eprintln!("seed {seed}");

@@ -32,8 +32,8 @@ pub(crate) enum Latency {
 pub(crate) enum Class {
     /// Writes file data, and may be throttled.
     Write,
-    /// Waits for devices or a commit: reads of file data, changes of names, syncs. Also what may
-    /// drop the last pin of a removed inode, which deletes it: the end of a file or of a node.
+    /// Waits for devices or a commit: reads of file data, changes of names, syncs. Also the end of
+    /// a file, whose last pin deletes it.
     Io,
     /// Waits for tree blocks at most.
     MetadataRead,
@@ -93,6 +93,8 @@ impl<'a> Request<'a> {
             | op::OPEN
             | op::OPENDIR
             | op::RELEASEDIR
+            | op::FORGET
+            | op::BATCH_FORGET
             | op::GETATTR
             | op::STATX
             | op::STATFS
@@ -196,14 +198,13 @@ mod tests {
             op::UNLINK,
             op::SETATTR,
             op::RELEASE,
-            op::FORGET,
-            op::BATCH_FORGET,
             op::DESTROY,
             999,
         ] {
             assert_eq!(class(opcode, &[]), Class::Io);
         }
-        for opcode in [op::LOOKUP, op::GETATTR, op::READDIRPLUS, op::STATFS] {
+        let reads = [op::LOOKUP, op::GETATTR, op::READDIRPLUS, op::STATFS];
+        for opcode in reads.into_iter().chain([op::FORGET, op::BATCH_FORGET]) {
             assert_eq!(class(opcode, &[]), Class::MetadataRead);
         }
         assert_eq!(

@@ -96,16 +96,35 @@ impl Door {
         if self.is_administrator(request) {
             return self.reply_deferred(request, bytes, answer);
         }
-        let (calls, user) = (calls.clone(), request.header.uid);
+        let (calls, user, unique) = (calls.clone(), request.header.uid, request.header.unique);
         let of_others = calls.clone();
         let call = Box::new(self.deferred_call(request, bytes, answer));
-        let Some(call) = calls.begin(user, call) else { return Ok(Outcome::NoReply) };
+        let Some(call) = calls.begin(user, unique, call) else {
+            // The INTERRUPT may have been served before the call was queued.
+            if self.interrupts.is_interrupted(unique) {
+                self.interrupt_queued(unique);
+            }
+            return Ok(Outcome::NoReply);
+        };
         if let Err(errno) = self.spawn_deferred(move || calls.run(user, call, Ok(()))) {
             // No other thread may be there to run what was queued meanwhile.
             of_others.run(user, Box::new(|_| ()), Err(errno));
             return Err(errno);
         }
         Ok(Outcome::NoReply)
+    }
+
+    /// Interrupts a request: a defragmentation that is queued is answered, and a request that waits
+    /// may find out.
+    pub(super) fn interrupt(&self, unique: u64) {
+        self.interrupts.interrupt(unique);
+        self.interrupt_queued(unique);
+    }
+
+    fn interrupt_queued(&self, unique: u64) {
+        if let Some(call) = self.defragmentations.interrupt(unique) {
+            call(Err(Errno::EINTR));
+        }
     }
 
     /// Returns the work of a thread that answers a request. With an error it only sends that.
@@ -121,8 +140,6 @@ impl Door {
         let (unique, device) = (request.header.unique, Arc::clone(request.device));
         let filesystem = self.filesystem.clone();
         move |begun| {
-            // The new thread inherits the CPU affinity of a leader.
-            affinity::reset_affinity();
             let mut reply = Reply::new(bytes);
             let result = begun.and_then(|()| guarded(&filesystem, || answer(&mut reply)));
             drop(filesystem);
@@ -140,7 +157,12 @@ impl Door {
     }
 
     fn spawn_deferred(&self, work: impl FnOnce() + Send + 'static) -> ErrnoResult<()> {
-        let thread = thread::Builder::new().name("butternut-defer".into()).spawn(work);
+        let run = move || {
+            // The new thread inherits the CPU affinity of a leader.
+            affinity::reset_affinity();
+            work();
+        };
+        let thread = thread::Builder::new().name("butternut-defer".into()).spawn(run);
         let thread = thread.map_err(|error| Errno(error.raw_os_error().unwrap_or(11)))?;
         let mut threads = self.deferred.lock();
         threads.retain(|thread| !thread.is_finished());

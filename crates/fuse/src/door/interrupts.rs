@@ -77,6 +77,13 @@ impl Interrupts {
         state.early.push_back(unique);
     }
 
+    /// Returns whether a request was interrupted that has not begun to wait, or that waits.
+    pub(crate) fn is_interrupted(&self, unique: u64) -> bool {
+        let state = self.0.lock();
+        let waiting = state.waiting.get(&unique).map(|request| request.is_interrupted);
+        waiting.unwrap_or_else(|| state.early.contains(&unique))
+    }
+
     /// Interrupts all requests, also those that begin to wait later.
     pub(crate) fn end(&self) {
         self.0.lock().is_ended = true;

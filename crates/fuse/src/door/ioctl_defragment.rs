@@ -17,8 +17,8 @@
 //!    Since btrfs-progs refuses a FUSE mount before it makes a call, other programs make these.
 //! 4. The calls read and write much, so their replies are deferred. Writes that the kernel has
 //!    cached and not sent are sent first. Its pages stay valid: no byte changes. They may take
-//!    hours, so few of users run at a time (`user_calls`), and each ends after its current part
-//!    when its caller is interrupted or the mount ends.
+//!    hours, so few of users run at a time (`user_calls`), and each ends after its current part, or
+//!    in its examination, when its caller is interrupted or the mount ends.
 
 use std::sync::Arc;
 
@@ -107,9 +107,11 @@ impl Door {
             sized.map_or(0, |_| size_of::<DefragmentRange>() + size_of::<DefragmentDone>());
         let bytes = size_of::<IoctlOut>() + returned;
         let user = (!self.is_administrator(request)).then_some(request.header.uid);
-        let waiting = self.interrupts.begin(request.header.unique, user).ok_or(Errno::EAGAIN)?;
+        let (interrupts, unique) = (self.interrupts.clone(), request.header.unique);
         // Law 4.
         self.reply_deferred_within(&self.defragmentations, request, bytes, move |reply| {
+            // Not while it is queued: it would take the place of calls of others that wait.
+            let waiting = interrupts.begin(unique, user).ok_or(Errno::EAGAIN)?;
             caller.may_change()?;
             unsent.write_back(&device)?;
             let file = filesystem.open_file(id)?;

@@ -19,6 +19,9 @@
 //! 4. No call that is counted here waits for another one, or for a program: a call that changes a
 //!    name waits for the kernel's lock of the directory, which a program may hold for any time, so
 //!    it is not counted here. What a caller may do is checked before its call is queued.
+//! 5. A caller that a signal interrupts waits for the reply. A long call that is queued then is
+//!    answered at once, with EINTR. The others end soon, and the kernel's are ended by no signal
+//!    that a program handles.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -40,13 +43,21 @@ pub(super) type Call = Box<dyn FnOnce(ErrnoResult<()>) + Send>;
 #[derive(Clone, Default)]
 pub(super) struct UserCalls(Arc<Mutex<State, rank::UserCalls>>);
 
+/// A call that is queued.
+struct Queued {
+    user: u32,
+    /// The number of its request.
+    unique: u64,
+    call: Call,
+}
+
 struct State {
     /// Maximum numbers of calls of all users and of one.
     most: (usize, usize),
     /// Number of calls that run, of each user that has any.
     running: HashMap<u32, usize>,
     running_of_all: usize,
-    queued: VecDeque<(u32, Call)>,
+    queued: VecDeque<Queued>,
 }
 
 impl Default for State {
@@ -65,14 +76,21 @@ impl UserCalls {
     }
 
     /// Counts a call of a user and returns it, or queues it (law 2).
-    pub(super) fn begin(&self, user: u32, call: Call) -> Option<Call> {
+    pub(super) fn begin(&self, user: u32, unique: u64, call: Call) -> Option<Call> {
         let mut state = self.0.lock();
         if state.may_run(user) {
             state.count(user);
             return Some(call);
         }
-        state.queued.push_back((user, call));
+        state.queued.push_back(Queued { user, unique, call });
         None
+    }
+
+    /// Returns a call that is queued, which must get an error instead of its turn (law 5).
+    pub(super) fn interrupt(&self, unique: u64) -> Option<Call> {
+        let mut state = self.0.lock();
+        let at = state.queued.iter().position(|queued| queued.unique == unique)?;
+        state.queued.remove(at).map(|queued| queued.call)
     }
 
     /// Runs a call of a user, and then what is queued and may run, each with `begun`.
@@ -91,13 +109,13 @@ impl UserCalls {
         state.uncount(user);
         let (at, next) = state.next()?;
         state.count(next);
-        state.queued.remove(at)
+        state.queued.remove(at).map(|queued| (next, queued.call))
     }
 
     /// Returns the calls that are queued, which must get an error (law 3).
     pub(super) fn end(&self) -> Vec<Call> {
         let queued = std::mem::take(&mut self.0.lock().queued);
-        queued.into_iter().map(|(_, call)| call).collect()
+        queued.into_iter().map(|queued| queued.call).collect()
     }
 }
 
@@ -113,7 +131,7 @@ impl State {
 
     /// Returns the place of the queued call that runs next, and its user.
     fn next(&self) -> Option<(usize, u32)> {
-        let users = self.queued.iter().map(|(user, _)| *user).enumerate();
+        let users = self.queued.iter().map(|queued| queued.user).enumerate();
         let may_run = users.filter(|(_, user)| self.may_run(*user));
         may_run.min_by_key(|(at, user)| (self.running_of(*user), *at))
     }
@@ -143,9 +161,24 @@ mod tests {
     }
 
     #[test]
+    fn a_call_that_is_interrupted_leaves_the_queue() {
+        let calls = UserCalls::of_long_calls();
+        for unique in 0..5 {
+            let running = calls.begin(7, unique, call());
+            assert_eq!(running.is_some(), unique < 2);
+        }
+        assert!(calls.interrupt(1).is_none(), "it runs");
+        assert!(calls.interrupt(3).is_some());
+        assert!(calls.interrupt(3).is_none());
+        let queued =
+            || calls.0.lock().queued.iter().map(|queued| queued.unique).collect::<Vec<_>>();
+        assert_eq!(queued(), [2, 4]);
+    }
+
+    #[test]
     fn the_number_of_calls_that_run_is_limited_and_the_rest_is_queued() {
         let calls = UserCalls::default();
-        let begin_while_it_runs = |user| calls.begin(user, call()).map(drop);
+        let begin_while_it_runs = |user| calls.begin(user, user.into(), call()).map(drop);
         let of_one = std::iter::from_fn(|| begin_while_it_runs(1000)).count();
         assert_eq!(of_one, CALLS_OF_USER_MAX);
         // As if they were of one user with many user ids.

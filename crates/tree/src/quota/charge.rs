@@ -8,6 +8,7 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::transaction::running::Running;
 use butternut_format::units::TreeId;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The number of changed items of one operation that add a block to its subvolume.
@@ -136,6 +137,13 @@ impl Forest {
     pub fn charged_below_limits(&self, tree: TreeId) -> Vec<TreeId> {
         let Ok(running) = self.running() else { return Vec::new() };
         running.quota().as_ref().map_or_else(Vec::new, |quota| quota.charged_beside(tree))
+    }
+
+    /// Returns those of some subvolumes that share a limit with `tree`.
+    pub fn limited_beside(&self, tree: TreeId, of: &BTreeSet<TreeId>) -> BTreeSet<TreeId> {
+        let Ok(running) = self.running() else { return BTreeSet::new() };
+        let quota = running.quota();
+        quota.as_ref().map_or_else(BTreeSet::new, |quota| quota.limited_beside(tree, of))
     }
 
     /// Charges the bytes by which merges of a file will grow the tree of a subvolume.

@@ -167,6 +167,12 @@ impl Quota {
         beside
     }
 
+    /// Returns those of some subvolumes that a group with a limit on `tree` includes.
+    pub(crate) fn limited_beside(&self, tree: TreeId, of: &BTreeSet<TreeId>) -> BTreeSet<TreeId> {
+        let limiting = self.limiting(tree);
+        of.iter().copied().filter(|tree| self.is_in(*tree, &limiting)).collect()
+    }
+
     /// Returns what some groups will use more than at the last commit (law 2). The groups above
     /// each subvolume are visited once: a crafted volume may have very many.
     fn pending_bytes(
