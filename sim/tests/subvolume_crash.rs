@@ -74,10 +74,10 @@ impl Run {
         let (mut dir, mut name) = (self.filesystem.root(), path.clone());
         if !self.contents.is_empty() && self.random.index(2) == 0 {
             let parent = self.any();
-            let inner = inner_path(&parent);
-            if !self.contents.contains_key(&inner) {
-                dir = self.filesystem.resolve(&parent, Follow::Last)?;
-                (path, name) = (inner, INNER.to_vec());
+            let within = self.filesystem.resolve(&parent, Follow::Last)?;
+            // A snapshot has an empty directory in the place of a subvolume in its source.
+            if self.filesystem.lookup(within, INNER).is_err() {
+                (dir, path, name) = (within, inner_path(&parent), INNER.to_vec());
             }
         }
         self.filesystem.create_subvolume(dir, &name, &new(0o755))?;
