@@ -263,7 +263,7 @@ fn serve_control(
 fn open(plan: &Plan, is_stream: bool) -> Result<Filesystem, Failure> {
     let options = &plan.options.volume;
     if is_stream {
-        return volume::open(&plan.volume, options);
+        return volume::stream::filesystem(&plan.volume, options);
     }
     volume::check_devices(&plan.volume)?;
     Filesystem::open(&plan.volume.devices, options).map_err(|error| {

@@ -102,7 +102,6 @@ impl Write for PartWriter<'_> {
         if self.is_broken {
             return Err(ErrorKind::BrokenPipe.into());
         }
-        self.require_mounted()?;
         if self.part.len() >= PART_BYTES_MAX {
             self.send_part()?;
         }

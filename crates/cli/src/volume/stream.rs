@@ -46,15 +46,15 @@ const TEMPORARY: &str = "/var/tmp";
 /// # Errors
 /// Fails if it names a stream, and something else besides.
 pub(crate) fn is_named(arg: &VolumeArg) -> Result<bool, Failure> {
-    let other = arg.devices.iter().find(|device| !is_stream(device));
-    match other {
-        None => Ok(!arg.devices.is_empty()),
-        Some(other) if arg.devices.iter().any(is_stream) => {
+    let (streams, others): (Vec<_>, Vec<_>) = arg.devices.iter().partition(|it| is_stream(it));
+    match others.first() {
+        Some(other) if !streams.is_empty() => {
             let what = other.path.display().to_string();
             Err(Failure::new(what, "is not a send stream, and others are")
                 .hint("name only streams, or only the devices of a volume"))
         }
         Some(_) => Ok(false),
+        None => Ok(!streams.is_empty()),
     }
 }
 
