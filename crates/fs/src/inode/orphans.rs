@@ -350,13 +350,26 @@ mod tests {
 
     /// Removes two large files while deletions are stopped: the first thread waits for its
     /// deletion, and the second file is queued.
-    fn remove_two(fs: &Filesystem, dir: FileId) -> [thread::JoinHandle<()>; 2] {
-        [&b"a"[..], b"b"].map(|name| {
+    fn remove_two(
+        fs: &Filesystem,
+        dir: FileId,
+        two: [&'static [u8]; 2],
+    ) -> [thread::JoinHandle<()>; 2] {
+        two.map(|name| {
             let remover = fs.clone();
             let removing = thread::spawn(move || remover.unlink(dir, name).unwrap());
             wait_until(|| fs.lookup(dir, name).is_err());
-            wait_until(|| name == b"a" || removing.is_finished());
+            wait_until(|| name == two[0] || removing.is_finished());
             removing
+        })
+    }
+
+    /// Writes a new file in another thread.
+    fn write_new(fs: &Filesystem) -> thread::JoinHandle<crate::Result<usize>> {
+        let writer = fs.clone();
+        thread::spawn(move || {
+            let id = writer.create(writer.root(), b"new", &NewInode::new(0o644)).unwrap();
+            writer.open_file(id).unwrap().write_at(0, &vec![1; 8 << 20])
         })
     }
 
@@ -464,19 +477,8 @@ mod tests {
         assert!(filled > 16 << 20);
         let write_state = fs.write_state().unwrap();
         let stops_eviction = write_state.merges.exclude();
-        let removers = [&b"small"[..], b"large"].map(|name| {
-            let remover = fs.clone();
-            let removing = thread::spawn(move || remover.unlink(root, name).unwrap());
-            // The first one waits for its deletion, and the second is queued behind it.
-            wait_until(|| fs.lookup(root, name).is_err());
-            wait_until(|| name == b"small" || removing.is_finished());
-            removing
-        });
-        let writer = fs.clone();
-        let writing = thread::spawn(move || {
-            let id = writer.create(root, b"new", &NewInode::new(0o644)).unwrap();
-            writer.open_file(id).unwrap().write_at(0, &vec![1; 8 << 20])
-        });
+        let removers = remove_two(&fs, root, [b"small", b"large"]);
+        let writing = write_new(&fs);
         wait_until(|| writing.is_finished() || write_state.cleaner.is_awaited());
         drop(stops_eviction);
         writing.join().unwrap().unwrap();
@@ -571,7 +573,7 @@ mod tests {
         limit_to_usage(&fs, sub);
         let write_state = fs.write_state().unwrap();
         let stops_eviction = write_state.merges.exclude();
-        let removers = remove_two(&fs, dir);
+        let removers = remove_two(&fs, dir, [b"a", b"b"]);
         let creator = fs.clone();
         let creating = thread::spawn(move || creator.create(dir, b"c", &NewInode::new(0o644)));
         wait_until(|| creating.is_finished() || write_state.cleaner.is_awaited());
@@ -603,11 +605,7 @@ mod tests {
         let forgetting = thread::spawn(move || drop(file));
         // Until it waits at its first step. A slow machine only proves less.
         thread::sleep(std::time::Duration::from_millis(200));
-        let writer = fs.clone();
-        let writing = thread::spawn(move || {
-            let id = writer.create(root, b"new", &NewInode::new(0o644)).unwrap();
-            writer.open_file(id).unwrap().write_at(0, &vec![1; 8 << 20])
-        });
+        let writing = write_new(&fs);
         wait_until(|| writing.is_finished() || write_state.cleaner.is_awaited());
         drop(stops_eviction);
         writing.join().unwrap().unwrap();
@@ -632,7 +630,7 @@ mod tests {
         limit_to_usage(&fs, sub);
         let write_state = fs.write_state().unwrap();
         let stops_eviction = write_state.merges.exclude();
-        let removers = remove_two(&fs, root);
+        let removers = remove_two(&fs, root, [b"a", b"b"]);
         let creator = fs.clone();
         let creating = thread::spawn(move || creator.create(dir, b"c", &NewInode::new(0o644)));
         wait_until(|| creating.is_finished() || write_state.cleaner.is_awaited());
