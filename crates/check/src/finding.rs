@@ -118,6 +118,7 @@ kinds! {
     RootUnreachable Error "a subvolume has no references",
     RootOrphan Error "a deleted subvolume has no orphan item",
     UuidEntry Warning "the UUID tree and the subvolumes differ",
+    QgroupUsage Error "the usage of a quota group differs from its extents",
     InodeMissing Error "an inode item is missing",
     InodeLinks Error "the link count of an inode differs from its names",
     InodeBytes Error "the nbytes of an inode differ from its extents",

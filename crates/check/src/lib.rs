@@ -4,7 +4,8 @@
 //! It walks every tree itself, over `volume`, and compares all data that the format stores twice:
 //! extent items with the references of trees and files, block groups with chunks and devices, free
 //! space with allocated extents, checksums with file extents, names with inodes. It never uses
-//! `tree`, `file`, `names`, `space` or `fs`, so that it does not repeat their mistakes.
+//! `tree`, `file`, `names`, `space` or `fs`, so that it does not repeat their mistakes. The one
+//! exception is the usage of quota groups (`quotas`).
 //!
 //! [`check`] returns a [`Report`], which lists all damage. It returns an error only if it could
 //! check nothing. It never writes.
@@ -32,6 +33,7 @@ mod names;
 mod open;
 mod options;
 mod pass;
+mod quotas;
 mod report;
 mod roots;
 mod run;
@@ -41,6 +43,7 @@ mod subvolume;
 mod supers;
 mod walk;
 
+pub use butternut_tree::{QgroupCount, QgroupUsage};
 pub use error::CheckError;
 pub use finding::{Finding, Kind, Severity};
 pub use open::open_device;
@@ -75,19 +78,20 @@ pub fn check(
             Some(builder.build().map_err(CheckError::Threads)?)
         }
     };
-    let volume = open::volume(devices, options)?;
+    let volume = Arc::new(open::volume(devices, options)?);
     let sink = Sink::new(options);
-    run(&volume, &sink, pool.as_ref())?;
+    let qgroups = run(&volume, &sink, pool.as_ref())?;
     let super_block = volume.super_block();
     let (generation, fsid) = (super_block.generation().0, super_block.fsid());
-    Ok(Report { generation, fsid, ..sink.into_report() })
+    Ok(Report { qgroups, generation, fsid, ..sink.into_report() })
 }
 
+/// Runs all checks. Returns the usage of quota groups, where it was counted.
 fn run(
-    volume: &Volume,
+    volume: &Arc<Volume>,
     sink: &Sink<'_>,
     pool: Option<&rayon::ThreadPool>,
-) -> Result<(), CheckError> {
+) -> Result<Vec<QgroupCount>, CheckError> {
     let reader = Reader::new(volume, sink);
     supers::check_copies(&reader);
     let ledger = Ledger::new();
@@ -97,7 +101,7 @@ fn run(
         supers::check_system_chunks(&chunk_tree.chunks, &reader);
     }
     if !open::install(volume, &chunk_tree, sink)? {
-        return Ok(());
+        return Ok(Vec::new());
     }
     device_tree::check_devices(&chunk_tree, &reader);
     pass.trees(&chunk_tree);
@@ -105,22 +109,27 @@ fn run(
         sink.note("parity of raid5 and raid6 is not checked");
     }
     drop(pass);
-    compare_references(&reader, &ledger, pool);
+    let has_same_references = compare_references(&reader, &ledger, pool);
+    let qgroups = quotas::check(volume, sink, has_same_references);
     if sink.options().check_data_csum {
         verify_data(&reader, pool);
     }
-    Ok(())
+    Ok(qgroups)
 }
 
 /// Compares references with extent items. If the sums of the first pass differ, a second pass
-/// collects the references that do not match.
-fn compare_references(reader: &Reader<'_>, ledger: &Ledger, pool: Option<&rayon::ThreadPool>) {
+/// collects the references that do not match. Returns whether all references match.
+fn compare_references(
+    reader: &Reader<'_>,
+    ledger: &Ledger,
+    pool: Option<&rayon::ThreadPool>,
+) -> bool {
     let sink = reader.sink();
     if sink.lost.extents.load(Ordering::Relaxed) || sink.lost.users.load(Ordering::Relaxed) {
         sink.note("some tree blocks cannot be read, so references to extents are not compared");
-        return;
+        return false;
     }
-    let Some(second) = ledger.second_pass() else { return };
+    let Some(second) = ledger.second_pass() else { return true };
     sink.mute(true);
     let pass = Pass::new(reader, &second, pool);
     let chunk_tree = pass.chunk_tree();
@@ -128,6 +137,7 @@ fn compare_references(reader: &Reader<'_>, ledger: &Ledger, pool: Option<&rayon:
     drop(pass);
     sink.mute(false);
     second.report(sink);
+    false
 }
 
 /// Reads and verifies all data that has checksums.

@@ -18,6 +18,8 @@ pub struct CheckOptions<'a> {
     pub threads: usize,
     /// Check a volume with devices missing, if every chunk can still be read.
     pub degraded: bool,
+    /// Count the usage of quota groups also where the quota tree says that its own is inexact.
+    pub qgroup_report: bool,
     /// Number of findings to keep. Further findings are only counted.
     pub findings_max: usize,
     pub progress: Option<Progress<'a>>,
@@ -29,6 +31,7 @@ impl Default for CheckOptions<'_> {
             check_data_csum: false,
             threads: 1,
             degraded: false,
+            qgroup_report: false,
             findings_max: FINDINGS_MAX_DEFAULT,
             progress: None,
         }
@@ -41,6 +44,7 @@ impl fmt::Debug for CheckOptions<'_> {
             .field("check_data_csum", &self.check_data_csum)
             .field("threads", &self.threads)
             .field("degraded", &self.degraded)
+            .field("qgroup_report", &self.qgroup_report)
             .field("findings_max", &self.findings_max)
             .finish_non_exhaustive()
     }

@@ -187,7 +187,6 @@ impl<'a> Pass<'a> {
             ItemType::QGROUP_RELATION,
         ];
         self.walk(&KeysOnly { reader: self.reader, tree: TreeId::QUOTA, own: &own }, root);
-        self.reader.sink().note("quotas are enabled; their counts are not checked");
     }
 
     fn subvolumes(&self, roots: &Roots, sums: &Spans) {

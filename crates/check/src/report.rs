@@ -1,6 +1,7 @@
 //! [`Report`]: the result of a check.
 
 use crate::finding::{Finding, Severity};
+use butternut_tree::QgroupCount;
 
 /// Numbers of objects that were checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,9 +25,12 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Number of findings that were counted and not kept.
     pub findings_left_out: u64,
-    /// Remarks that are not damage, such as a log tree or quotas that are not checked.
+    /// Remarks that are not damage, such as a log tree or parity that is not checked.
     pub notes: Vec<String>,
     pub counts: Counts,
+    /// The usage of all quota groups, by rising id, in bytes. Empty if quotas are off, or their
+    /// usage was not counted; a note says why.
+    pub qgroups: Vec<QgroupCount>,
     pub generation: u64,
     pub fsid: [u8; 16],
 }

@@ -21,7 +21,9 @@
 
 pub(crate) mod account;
 pub(crate) mod admin;
+pub(crate) mod changes;
 pub(crate) mod charge;
+pub(crate) mod count;
 pub(crate) mod groups;
 pub(crate) mod items;
 pub(crate) mod limits;

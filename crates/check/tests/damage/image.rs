@@ -1,4 +1,4 @@
-//! Makes two small volumes with the kernel, which have every structure that the cases damage.
+//! Makes three small volumes with the kernel, which have every structure that the cases damage.
 //!
 //! They are kept in Cargo's temporary directory for tests, under the hash of their script. Needs
 //! root, loop devices and btrfs-progs.
@@ -24,6 +24,11 @@ pub(crate) fn old() -> Vec<u8> {
         "damage-old",
         "-O ^no-holes,^block-group-tree,free-space-tree,^skinny-metadata -m single -n 4096",
     )
+}
+
+/// Returns a volume with quotas.
+pub(crate) fn quotas() -> Vec<u8> {
+    made("damage-quotas", "-O quota,block-group-tree,free-space-tree,no-holes")
 }
 
 const FILL: &str = r"

@@ -12,6 +12,7 @@
 mod files;
 mod image;
 mod names;
+mod quotas;
 mod random;
 mod references;
 mod space;
@@ -30,6 +31,7 @@ use test_image::TestImage;
 pub(crate) enum Volume {
     Current,
     Old,
+    Quotas,
 }
 
 /// One case: the damage, the volume, and the kinds that must be found.
@@ -56,11 +58,14 @@ pub(crate) const fn old(name: &'static str, damage: fn(&TestImage), want: &'stat
 
 static CURRENT: LazyLock<Vec<u8>> = LazyLock::new(image::current);
 static OLD: LazyLock<Vec<u8>> = LazyLock::new(image::old);
+static QUOTAS: LazyLock<Vec<u8>> = LazyLock::new(image::quotas);
 
 fn main() -> ExitCode {
     let mut trials = vec![
         trial("undamaged".into(), || clean(&CURRENT)),
         trial("undamaged-old".into(), || clean(&OLD)),
+        trial("undamaged-quotas".into(), || clean(&QUOTAS)),
+        trial("inexact-quotas".into(), quotas::inexact_usage_is_counted_on_request),
         trial("lost-checksums".into(), lost_checksums_are_named),
         trial("every-kind".into(), every_kind_has_a_case),
         trial("btrfs-check".into(), btrfs_check_finds_the_same_cases),
@@ -73,7 +78,8 @@ fn main() -> ExitCode {
 }
 
 fn cases() -> Vec<Case> {
-    let tables = [space::cases(), references::cases(), names::cases(), files::cases()];
+    let tables =
+        [space::cases(), references::cases(), names::cases(), files::cases(), quotas::cases()];
     tables.into_iter().flatten().collect()
 }
 
@@ -127,6 +133,7 @@ fn image_of(case: &Case) -> &'static [u8] {
     match case.volume {
         Volume::Current => &CURRENT,
         Volume::Old => &OLD,
+        Volume::Quotas => &QUOTAS,
     }
 }
 

@@ -18,12 +18,14 @@
 //! 4. At most [`EXTENTS_MAX`] extents are walked. Past that, the usage is computed from all extents
 //!    of the volume, which needs no memory for each of them.
 //!
-//! Left to others: the subvolumes of an extent (`roots`), the arithmetic (`groups`).
+//! Left to others: the subvolumes of an extent (`roots`), the usage from all extents (`count`), the
+//! arithmetic (`changes`, `groups`).
 
-use super::groups::{QgroupUsage, UsageDeltas, group_of};
-use super::items::corrupt;
+use super::changes::UsageChanges;
+use super::count::count_usage;
+use super::groups::{QgroupUsage, group_of};
 use super::roots::{ExtentRoots, Roots, Trees};
-use super::sets::{RootSets, SetId};
+use super::sets::RootSets;
 use super::state::Quota;
 use super::write;
 use crate::Block;
@@ -36,21 +38,18 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
 use butternut_format::quota::{QgroupId, STATUS_INCONSISTENT, STATUS_RESCAN};
 use butternut_format::units::{Generation, Logical, TreeId};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Maximum number of extents that one commit walks, before it computes all usage again.
 const EXTENTS_MAX: usize = 1 << 20;
-
-/// Bytes of extents, by the subvolumes before and after.
-type Changes = HashMap<(SetId, SetId), u64>;
 
 /// The walk over the extents whose subvolumes may differ.
 struct Walk<'a> {
     before: Roots<'a>,
     after: Roots<'a>,
     sets: RootSets,
-    changes: Changes,
+    changes: UsageChanges,
     seen: HashSet<Logical>,
     left: Vec<Logical>,
 }
@@ -106,7 +105,7 @@ impl Commit<'_> {
             before: Roots::new(self.committed_trees())?,
             after: Roots::new(Trees::Running(self.running))?,
             sets: RootSets::new(),
-            changes: Changes::new(),
+            changes: UsageChanges::default(),
             seen: HashSet::new(),
             left: Vec::new(),
         };
@@ -120,7 +119,7 @@ impl Commit<'_> {
             }
         }
         let Walk { sets, changes, .. } = walk;
-        apply(&sets, &changes, quota)?;
+        changes.apply(&sets, &mut quota.groups)?;
         Ok(true)
     }
 
@@ -144,21 +143,8 @@ impl Commit<'_> {
     /// Computes the usage of all groups from all extents of the volume.
     fn rescan(&self, quota: &mut Quota) -> Result<(), TreeError> {
         self.add_missing_groups(quota)?;
-        let mut roots = Roots::new(Trees::Running(self.running))?;
-        let (mut sets, mut changes) = (RootSets::new(), Changes::new());
         let extents = self.edit(TreeId::EXTENT)?;
-        let mut items = extents.tree().scan();
-        items.seek(&Key::MIN)?;
-        while let Some(key) = items.key() {
-            if matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM)
-                && let Some(found) = roots.find(Logical(key.objectid), &mut sets)?
-            {
-                add(&mut changes, RootSets::EMPTY, found.roots, found.bytes);
-            }
-            items.advance()?;
-        }
-        quota.groups.clear_usage();
-        apply(&sets, &changes, quota)
+        count_usage(Trees::Running(self.running), extents.tree(), &mut quota.groups)
     }
 
     /// Adds a group for each subvolume without one.
@@ -192,7 +178,7 @@ impl Walk<'_> {
         let (had, has) = (roots(&before), roots(&after));
         let Some(bytes) = after.or(before).map(|found| found.bytes) else { return Ok(()) };
         if had != has {
-            add(&mut self.changes, had, has, bytes);
+            self.changes.add(had, has, bytes);
         }
         let is_shared = |sets: &RootSets, roots| sets.get(roots).len() > 1;
         match (before, after) {
@@ -228,24 +214,4 @@ fn addresses(tree: TreeId, block: &Block) -> Result<Vec<Logical>, TreeError> {
         ChildRef::Data(_, extent) => extent.disk().map(|disk| disk.logical),
     };
     Ok(children(tree, block)?.iter().filter_map(address).collect())
-}
-
-fn add(changes: &mut Changes, before: SetId, after: SetId, bytes: u64) {
-    let sum = changes.entry((before, after)).or_default();
-    *sum = sum.saturating_add(bytes);
-}
-
-/// Changes the usage of the groups: of all, or of none if an error is returned.
-fn apply(sets: &RootSets, changes: &Changes, quota: &mut Quota) -> Result<(), TreeError> {
-    if changes.is_empty() {
-        return Ok(());
-    }
-    let mut deltas = UsageDeltas::new();
-    for ((before, after), bytes) in changes {
-        quota.groups.collect(*bytes, (sets.get(*before), sets.get(*after)), &mut deltas);
-    }
-    let mut groups = quota.groups.clone();
-    groups.apply(&deltas).map_err(corrupt)?;
-    quota.groups = groups;
-    Ok(())
 }

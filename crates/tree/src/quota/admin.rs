@@ -7,9 +7,12 @@
 //! 2. The usage of groups above level 0 follows from that of the extents, not from that of their
 //!    children, which may share extents. So a new relation makes the commit compute it again.
 //!
+//! 3. No extent of the last commit counts for a subvolume that this commit makes. So its relations
+//!    change no usage that is accounted for already, and nothing is computed again.
+//!
 //! Left to others: the accounting (`account`).
 
-use super::groups::QgroupUsage;
+use super::groups::{QgroupUsage, group_of};
 use super::items::{self, corrupt};
 use super::state::Quota;
 use super::write;
@@ -194,6 +197,38 @@ impl AtCommit<'_> {
                 .map_err(TreeError::Invalid)?;
             quota.needs_rescan = true;
             write::write_relation(edit, child, parent)
+        })
+    }
+
+    /// Returns the first of these groups that does not exist; `None` if quotas are off.
+    pub fn missing_qgroup(&self, groups: &[QgroupId]) -> Option<QgroupId> {
+        let quota = self.commit().running.quota();
+        let quota = quota.as_ref()?;
+        groups.iter().copied().find(|id| quota.groups.get(*id).is_none())
+    }
+
+    /// Makes groups include the group of a subvolume that this commit makes (law 3). Does nothing
+    /// if quotas are off.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`]: a group does not exist, or its level is 0; the quota tree cannot be
+    /// read.
+    pub fn include_new_subvolume(
+        &self,
+        tree: TreeId,
+        parents: &[QgroupId],
+    ) -> Result<(), TreeError> {
+        if parents.is_empty() || !self.commit().running.has_quotas() {
+            return Ok(());
+        }
+        let child = group_of(tree);
+        self.with_quota(|quota, edit| {
+            for parent in parents {
+                if quota.groups.relate(child, *parent).map_err(TreeError::Invalid)? {
+                    write::write_relation(edit, child, *parent)?;
+                }
+            }
+            Ok(())
         })
     }
 
