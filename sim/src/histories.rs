@@ -16,8 +16,8 @@
 //! 4. At the end the checker finds nothing.
 
 mod crashes;
-mod history;
-mod names;
+pub mod history;
+pub mod names;
 mod worker;
 
 use crate::lane;

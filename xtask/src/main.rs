@@ -2,18 +2,24 @@
 //!
 //! - `tidy` prints what breaks the rules of the sources.
 //! - `surface` writes the list of the library's public surface.
+//! - `error-branches EXPORT` writes the page of the error branches that the tests have taken, from
+//!   an export of `llvm-cov`: `scripts/error-branches` calls it.
 
 use std::io::{Write, stdout};
+use std::path::Path;
 use std::process::ExitCode;
-use xtask::surface;
+use xtask::{error_branches, surface};
 
 fn main() -> anyhow::Result<ExitCode> {
-    let chore = std::env::args().nth(1);
-    match chore.as_deref() {
-        Some("tidy") => print_findings(),
-        Some("surface") => write_surface(),
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["tidy"] => print_findings(),
+        ["surface"] => write_surface(),
+        ["error-branches", export] => write_error_branches(export),
         _ => {
-            writeln!(stdout(), "usage: cargo run -p xtask -- tidy|surface")?;
+            let usage = "usage: cargo run -p xtask -- tidy|surface|error-branches EXPORT";
+            writeln!(stdout(), "{usage}")?;
             Ok(ExitCode::from(2))
         }
     }
@@ -22,6 +28,13 @@ fn main() -> anyhow::Result<ExitCode> {
 fn write_surface() -> anyhow::Result<ExitCode> {
     let repository = xtask::tidy::repository();
     std::fs::write(surface::kept(&repository), surface::list(&repository)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_error_branches(export: &str) -> anyhow::Result<ExitCode> {
+    let repository = xtask::tidy::repository();
+    let page = error_branches::page(&repository, Path::new(export))?;
+    std::fs::write(error_branches::kept(&repository), page)?;
     Ok(ExitCode::SUCCESS)
 }
 

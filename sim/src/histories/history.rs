@@ -21,25 +21,28 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(super) type Tick = u64;
+/// A time of the run's clock.
+pub type Tick = u64;
 
 /// The tick of an event that has not happened.
 pub(super) const NEVER: Tick = Tick::MAX;
 
 /// Bytes of a cell. Requests start and end at cell boundaries.
-pub(super) const CELL_BYTES: u64 = 512;
-pub(super) const CELLS: usize = 160;
+pub const CELL_BYTES: u64 = 512;
+/// Cells of a file.
+pub const CELLS: usize = 160;
 
 /// All writes and syncs of a run.
-#[derive(Default)]
-pub(super) struct History {
+#[derive(Debug, Default)]
+pub struct History {
     clock: AtomicU64,
-    pub(super) names: Mutex<Names>,
+    names: Mutex<Names>,
     files: Mutex<BTreeMap<FileId, Arc<Mutex<FileHistory>>>>,
     syncs: Mutex<Vec<Synced>>,
 }
 
 /// The writes to each cell of one file.
+#[derive(Debug)]
 pub(super) struct FileHistory {
     cells: Vec<Vec<Write>>,
 }
@@ -67,19 +70,20 @@ pub(super) struct Synced {
 
 /// A write that has begun.
 #[derive(Debug)]
-pub(super) struct BegunWrite {
-    pub(super) file: FileId,
-    pub(super) cells: Range<usize>,
-    pub(super) value: u64,
+pub struct BegunWrite {
+    pub file: FileId,
+    pub cells: Range<usize>,
+    /// Every word of the cells, unless the write is one of zeroes.
+    pub value: u64,
 }
 
 /// The start and end of a read, or what a crash must contain.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    pub(super) from: Tick,
-    pub(super) to: Tick,
+pub struct Window {
+    pub from: Tick,
+    pub to: Tick,
     /// For a crash: its position in the log.
-    pub(super) position: Option<usize>,
+    pub position: Option<usize>,
 }
 
 impl Write {
@@ -108,11 +112,13 @@ fn is_allowed(writes: &[Write], value: u64, window: &Window) -> bool {
 }
 
 impl History {
-    pub(super) fn tick(&self) -> Tick {
+    /// Advances the clock by one tick, and returns the new time.
+    pub fn tick(&self) -> Tick {
         self.clock.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    pub(super) fn names(&self) -> MutexGuard<'_, Names> {
+    /// Locks the history of the names.
+    pub fn names(&self) -> MutexGuard<'_, Names> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,7 +130,7 @@ impl History {
     }
 
     /// Begins a write of zeroes, or of a value that no other write has.
-    pub(super) fn begin(&self, file: FileId, cells: Range<usize>, is_zero: bool) -> BegunWrite {
+    pub fn begin(&self, file: FileId, cells: Range<usize>, is_zero: bool) -> BegunWrite {
         let history = self.file(file);
         let mut history = lock(&history);
         let start = self.tick();
@@ -139,7 +145,7 @@ impl History {
 
     /// Records that the write has returned and was complete. `durable_at` is the position of the
     /// log from which on it is durable, for a durable write.
-    pub(super) fn end(&self, begun: &BegunWrite, durable_at: Option<usize>) {
+    pub fn end(&self, begun: &BegunWrite, durable_at: Option<usize>) {
         let history = self.file(begun.file);
         let mut history = lock(&history);
         let end = self.tick();
@@ -172,7 +178,7 @@ impl History {
     ///
     /// # Errors
     /// The first word that no history allows.
-    pub(super) fn check(
+    pub fn check(
         &self,
         id: FileId,
         first: usize,

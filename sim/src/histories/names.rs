@@ -6,13 +6,15 @@
 use super::history::{NEVER, Tick, Window};
 use butternut::FileId;
 
-pub(super) const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+/// The names of the directory.
+pub const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 /// The longest chain of renames that is followed; beyond it any inode is allowed.
 const DEPTH_MAX: u32 = 6;
 
+/// The changes of each name.
 #[derive(Debug)]
-pub(super) struct Names {
+pub struct Names {
     writes: [Vec<Named>; NAMES.len()],
 }
 
@@ -25,7 +27,7 @@ struct Named {
 
 /// The inode that a name leads to after a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leads {
+pub enum Leads {
     Nowhere,
     To(FileId),
     /// A new inode whose number is not known yet.
@@ -41,7 +43,7 @@ pub(super) enum Leads {
 
 /// A change of names that has begun: each name, and the index of the change in its list.
 #[derive(Debug)]
-pub(super) struct Renaming(Vec<(usize, usize)>);
+pub struct Renaming(Vec<(usize, usize)>);
 
 impl Default for Names {
     fn default() -> Self {
@@ -51,7 +53,8 @@ impl Default for Names {
 }
 
 impl Names {
-    pub(super) fn begin(&mut self, start: Tick, changes: &[(usize, Leads)]) -> Renaming {
+    /// Begins a change of names.
+    pub fn begin(&mut self, start: Tick, changes: &[(usize, Leads)]) -> Renaming {
         let mut begun = Vec::new();
         for (name, leads) in changes {
             begun.push((*name, self.writes[*name].len()));
@@ -61,7 +64,7 @@ impl Names {
     }
 
     /// Records that the change has returned. `leads` replaces the target of the first name.
-    pub(super) fn end(&mut self, renaming: &Renaming, end: Tick, leads: Option<Leads>) {
+    pub fn end(&mut self, renaming: &Renaming, end: Tick, leads: Option<Leads>) {
         for (name, place) in &renaming.0 {
             let write = &mut self.writes[*name][*place];
             write.end = end;
@@ -70,7 +73,7 @@ impl Names {
     }
 
     /// Returns whether a lookup in the window may find this.
-    pub(super) fn allows(&self, name: usize, found: Option<FileId>, window: &Window) -> bool {
+    pub fn allows(&self, name: usize, found: Option<FileId>, window: &Window) -> bool {
         self.may_lead(name, found, window, (NEVER, DEPTH_MAX))
     }
 
@@ -112,7 +115,7 @@ impl Names {
     }
 
     /// Lists the changes of a name for a report.
-    pub(super) fn describe(&self, name: usize) -> String {
+    pub fn describe(&self, name: usize) -> String {
         format!("{:?}", self.writes[name])
     }
 }

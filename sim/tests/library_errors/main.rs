@@ -20,6 +20,7 @@
 
 mod injector;
 mod script;
+mod subvolumes;
 
 use anyhow::{Context, Result, ensure};
 use butternut::format::chunk::BlockGroupFlags;
@@ -92,15 +93,20 @@ impl Template {
         drop(subject);
         let devices = vec![Arc::clone(&device)];
         let filesystem = Filesystem::open_devices(devices, &MountOptions::default())?;
-        let chunks = filesystem.inspect().chunks();
-        let data = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
-        let data = data.context("a chunk for data")?;
-        let (_, at) = data.stripes.first().context("a stripe")?;
-        let data = *at..*at + data.bytes;
+        let data = data_range(&filesystem)?;
         let mut image = vec![0; usize::try_from(device.bytes())?];
         device.read_at(0, &mut image)?;
         Ok(Template { image, data, model: run.model })
     }
+}
+
+/// Returns the range of the device that holds data.
+fn data_range(filesystem: &Filesystem) -> Result<Range<u64>> {
+    let chunks = filesystem.inspect().chunks();
+    let data = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
+    let data = data.context("a chunk for data")?;
+    let (_, at) = data.stripes.first().context("a stripe")?;
+    Ok(*at..*at + data.bytes)
 }
 
 fn options(enospc_injector: &EnospcInjector) -> MountOptions {
@@ -337,33 +343,41 @@ fn is_long() -> bool {
     std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty())
 }
 
+/// Runs a script while one request fails. Returns whether a request failed.
+type OneRun<'a> = &'a dyn Fn(Aim, &mut Reached) -> Result<bool>;
+
 /// Fails the requests of a kind, one in each run, until none is left. Returns the number of runs.
-fn fail_each(kind: Kind) -> (u64, Reached) {
-    let template = Template::new().expect("a volume");
+/// In a short run, the next request to fail is `1 / spacing` further from the start.
+fn fail_each(kind: Kind, spacing: u64, run: OneRun<'_>) -> (u64, Reached) {
     let mut reached = Reached::new();
     let only = std::env::var("BUTTERNUT_ERROR").ok();
     let only = only.and_then(|only| only.split_once(':')?.1.parse::<u64>().ok());
     let (mut nth, mut runs) = (only.unwrap_or(1), 0);
     loop {
-        let is_struck = run(&template, Aim { kind, nth, from: None }, &mut reached)
+        let is_struck = run(Aim { kind, nth, from: None }, &mut reached)
             .unwrap_or_else(|error| panic!("{kind:?}:{nth}: {error:#}"));
         runs += u64::from(is_struck);
         if !is_struck || only.is_some() {
             break;
         }
         // At the beginning many different call sites follow each other.
-        nth += if is_long() { 1 } else { 1 + nth / 4 };
+        nth += if is_long() { 1 } else { 1 + nth / spacing };
     }
     println!("{kind:?}: {runs} runs, {reached:?}");
     (runs, reached)
 }
 
 fn check_kind(kind: Kind, expected: &[&'static str]) {
-    let (runs, reached) = fail_each(kind);
+    let template = Template::new().expect("a volume");
+    check_runs(kind, 4, expected, &|aim, reached| run(&template, aim, reached));
+}
+
+fn check_runs(kind: Kind, spacing: u64, expected: &[&'static str], run: OneRun<'_>) {
+    let (runs, reached) = fail_each(kind, spacing, run);
     assert!(runs > 3, "{kind:?}: {runs} runs");
     if is_long() {
         let is_missed =
-            |name: &&'static str| !reached.contains_key(name) && !fail_in_step(kind, name);
+            |name: &&'static str| !reached.contains_key(name) && !fail_in_step(kind, name, run);
         let missing: Vec<&str> = expected.iter().copied().filter(is_missed).collect();
         assert!(missing.is_empty(), "{kind:?} no longer reaches {missing:?}");
     }
@@ -371,13 +385,12 @@ fn check_kind(kind: Kind, expected: &[&'static str]) {
 
 /// Fails the first requests of one step, one in each run. Returns whether the step met one:
 /// background threads may shift the numbers of requests from run to run.
-fn fail_in_step(kind: Kind, name: &'static str) -> bool {
+fn fail_in_step(kind: Kind, name: &'static str, run: OneRun<'_>) -> bool {
     const REQUESTS: u64 = 8;
-    let template = Template::new().expect("a volume");
     let mut reached = Reached::new();
     (1..=REQUESTS).any(|nth| {
         let aim = Aim { kind, nth, from: Some(name) };
-        run(&template, aim, &mut reached).unwrap_or_else(|error| panic!("{aim:?}: {error:#}"));
+        run(aim, &mut reached).unwrap_or_else(|error| panic!("{aim:?}: {error:#}"));
         reached.contains_key(name)
     })
 }
@@ -394,19 +407,29 @@ fn the_script_succeeds_without_errors() {
 fn each_reservation_fails() {
     let reached = [
         "chmod",
+        "chown",
         "create",
         "link",
+        "link tmpfile",
         "mkdir",
+        "mknod",
         "outgrow inline",
         "preallocate",
         "punch",
         "punch dirty",
         "remove xattr",
         "rename",
+        "rename exchange",
+        "rename over",
+        "rename whiteout",
         "rmdir",
+        "set acl",
         "set flags",
+        "set times",
         "set xattr",
+        "symlink",
         "sync",
+        "tmpfile",
         "truncate",
         "truncate inline",
         "unlink",
@@ -422,12 +445,14 @@ fn each_read_of_metadata_fails() {
         "append",
         "batch",
         "chmod",
+        "chown",
         "copy",
         "create",
         "fsync",
         "grow",
         "link",
         "mkdir",
+        "mknod",
         "outgrow inline",
         "preallocate",
         "punch",
@@ -437,9 +462,16 @@ fn each_read_of_metadata_fails() {
         "read uncached",
         "remove xattr",
         "rename",
+        "rename exchange",
+        "rename over",
+        "rename whiteout",
         "rmdir",
+        "set acl",
         "set flags",
+        "set times",
         "set xattr",
+        "symlink",
+        "tmpfile",
         "truncate",
         "truncate inline",
         "unlink",

@@ -1,8 +1,10 @@
 //! The script that errors are injected into: each lane, and each kind of file.
 
+use butternut_sim::acl::Acl;
 use butternut_sim::bytes::Bytes;
 use butternut_sim::operation::{
-    Allocating, File, Lane, Operation, Renaming, Request, RequestKind, Setting, flags,
+    Allocating, File, Lane, Moment, Operation, Renaming, Request, RequestKind, Setting, Special,
+    flags,
 };
 
 /// The number of files that fill the trees, so that a small node cache cannot hold them.
@@ -70,6 +72,7 @@ pub(crate) fn script() -> Vec<(&'static str, Operation)> {
     all.extend(files());
     all.extend(changes());
     all.extend(names());
+    all.extend(attributes());
     all
 }
 
@@ -150,30 +153,70 @@ fn copy(from: &str, from_offset: u64, to: &str, to_offset: u64, bytes: u64) -> O
     Operation::Copy { from: at(from), from_offset, to: at(to), to_offset, bytes }
 }
 
+fn rename(from: &str, to: &str, how: Renaming) -> Operation {
+    Operation::Rename { from: from.into(), to: to.into(), how }
+}
+
+fn symlink(at: &str, target_bytes: usize) -> Operation {
+    let target = vec![b't'; target_bytes];
+    Operation::Symlink { at: at.into(), target: Bytes(target) }
+}
+
+fn mknod(at: &str, kind: Special, numbers: (u32, u32)) -> Operation {
+    let (major, minor) = numbers;
+    Operation::Mknod { at: at.into(), kind, mode: 0o640, major, minor }
+}
+
 fn names() -> Vec<(&'static str, Operation)> {
-    let (from, to) = (Bytes::from("small"), Bytes::from("fill/renamed"));
     vec![
-        ("rename", Operation::Rename { from, to, how: Renaming::Plain }),
+        ("rename", rename("small", "fill/renamed", Renaming::Plain)),
         ("link", Operation::Link { from: "place".into(), to: "fill/linked".into() }),
         ("mkdir", Operation::Mkdir { at: "dir".into(), mode: 0o755 }),
         ("rmdir", Operation::Rmdir { at: "dir".into() }),
         ("unlink", Operation::Unlink { at: "packed".into() }),
         ("unlink", Operation::Unlink { at: "fill/100".into() }),
+        ("symlink", symlink("fill/short", 10)),
+        ("symlink", symlink("long", 2000)),
+        ("mknod", mknod("fill/device", Special::Character, (5, 300))),
+        ("mknod", mknod("pipe", Special::Fifo, (0, 0))),
+        ("rename over", rename("fill/110", "fill/005", Renaming::Plain)),
+        ("rename exchange", rename("fill/120", "plain", Renaming::Exchange)),
+        ("rename exchange", rename("fill", "long", Renaming::Exchange)),
+        ("rename exchange", rename("fill", "long", Renaming::Exchange)),
+        ("rename whiteout", rename("fill/090", "fill/moved", Renaming::Whiteout)),
+        ("rename whiteout", rename("fill/080", "fill/010", Renaming::Whiteout)),
+        ("tmpfile", Operation::Tmpfile { dir: "fill".into(), mode: 0o600, slot: 0 }),
+        ("link tmpfile", Operation::LinkOpen { slot: 0, to: "fill/unnamed".into() }),
+        ("sync", Operation::Sync),
+    ]
+}
+
+fn attributes() -> Vec<(&'static str, Operation)> {
+    let acl = Acl {
+        owner: 7,
+        users: vec![(1000, 6)],
+        group: 5,
+        groups: Vec::new(),
+        mask: Some(7),
+        other: 4,
+    };
+    let moment = |secs| Some(Moment { secs, nanos: 7 });
+    let (atime, mtime) = (moment(1_000_000), moment(2_000_000));
+    let filler = || Bytes::from("user.filler");
+    let replaced = Operation::SetXattr {
+        at: "fill/050".into(),
+        name: filler(),
+        bytes: 2000,
+        seed: 3,
+        how: Setting::Replace,
+    };
+    vec![
         ("chmod", Operation::Chmod { at: "fill/140".into(), mode: 0o600 }),
-        (
-            "set xattr",
-            Operation::SetXattr {
-                at: "fill/050".into(),
-                name: "user.filler".into(),
-                bytes: 2000,
-                seed: 3,
-                how: Setting::Replace,
-            },
-        ),
-        (
-            "remove xattr",
-            Operation::RemoveXattr { at: "fill/060".into(), name: "user.filler".into() },
-        ),
+        ("chown", Operation::Chown { at: "fill/130".into(), uid: Some(7), gid: Some(8) }),
+        ("set times", Operation::Times { at: "fill/045".into(), atime, mtime }),
+        ("set xattr", replaced),
+        ("remove xattr", Operation::RemoveXattr { at: "fill/060".into(), name: filler() }),
+        ("set acl", Operation::SetAcl { at: "fill/030".into(), is_default: false, acl: Some(acl) }),
         ("sync", Operation::Sync),
     ]
 }

@@ -1,0 +1,330 @@
+//! Errors at every step of a script of subvolumes, snapshots, clones, properties and quotas, which
+//! the model does not have: the script calls the library. The kinds of errors are those of `main`.
+//!
+//! 1. A call that fails returns ENOSPC or EIO and changes nothing: everything that is visible is as
+//!    it was before the call. Only a call that has made its change and could not compute the usage
+//!    of quota groups returns an error for it, and a rescan follows.
+//! 2. Without the fault, the same call succeeds. At the end, and after closing and opening, every
+//!    acknowledged change is there, the usage of quota groups is that of a rescan, and the checker
+//!    finds nothing.
+//! 3. If the volume has become read-only, or a writeback has failed, then after reopening every
+//!    change is there that a call has made durable, and no change is there in part.
+//! 4. A call that a limit of a quota refuses fails with EDQUOT and changes nothing.
+//!
+//! The states to compare with are those of a run without errors.
+
+mod steps;
+mod view;
+
+use crate::injector::{Injector, Kind};
+use crate::{Aim, Next, Reached};
+use anyhow::{Context, Result, ensure};
+use butternut::format::quota::STATUS_INCONSISTENT;
+use butternut::{EnospcInjector, Error, Filesystem, MountOptions, Subvolume, TOP_LEVEL, TreeError};
+use butternut_device::{Device, MemoryDevice};
+use butternut_mkfs::{MkfsOptions, Profile};
+use butternut_sim::volume::{check, check_crashed, fresh};
+use std::ops::Range;
+use std::sync::Arc;
+use steps::{Step, steps};
+use view::View;
+
+const VOLUME_BYTES: u64 = 128 << 20;
+const NODE_CACHE_BYTES: u64 = 32 << 10;
+const PAGE_CACHE_BYTES: u64 = 192 << 10;
+
+/// A volume, and what a run without errors shows.
+struct Template {
+    image: Vec<u8>,
+    data: Range<u64>,
+    /// The state before the first step, and that after each.
+    views: Vec<View>,
+}
+
+fn options(enospc_injector: &EnospcInjector) -> MountOptions {
+    MountOptions::default()
+        .read_only(false)
+        .commit_seconds(0)
+        .workers(1)
+        .subvolume(Subvolume::Id(TOP_LEVEL))
+        .enospc_injector(Some(enospc_injector.clone()))
+        .node_cache_bytes(NODE_CACHE_BYTES)
+        .page_cache_bytes(PAGE_CACHE_BYTES)
+}
+
+fn open(device: &Arc<dyn Device>, enospc_injector: &EnospcInjector) -> Result<Filesystem> {
+    Ok(Filesystem::open_devices(vec![Arc::clone(device)], &options(enospc_injector))?)
+}
+
+impl Template {
+    fn new() -> Result<Self> {
+        let profiles = MkfsOptions { metadata: Some(Profile::Single), ..MkfsOptions::default() };
+        let device = fresh(VOLUME_BYTES, &profiles)?;
+        let none = EnospcInjector::default();
+        let filesystem = open(&device, &none)?;
+        steps::fill(&filesystem)?;
+        let data = crate::data_range(&filesystem)?;
+        filesystem.close()?;
+        let mut image = vec![0; usize::try_from(device.bytes())?];
+        device.read_at(0, &mut image)?;
+        let mut template = Self { image, data, views: Vec::new() };
+        let filesystem = open(&device, &none)?;
+        template.views.push(View::of(&filesystem)?);
+        for step in steps() {
+            let outcome = (step.call)(&filesystem).map_err(|error| error.errno());
+            ensure!(outcome == step.outcome, "{}: {outcome:?}, want {:?}", step.name, step.outcome);
+            template.views.push(View::of(&filesystem)?);
+            let views = template.views.last_chunk::<2>();
+            let is_changed = views.is_some_and(|[before, after]| before != after);
+            ensure!(is_changed == step.is_visible, "{}: is it visible?", step.name);
+        }
+        check_quotas(&filesystem, false)?;
+        filesystem.close()?;
+        check(&device)?;
+        Ok(template)
+    }
+}
+
+/// One run.
+struct Trial<'a> {
+    template: &'a Template,
+    kind: Kind,
+    medium: Arc<dyn Device>,
+    device: Arc<dyn Device>,
+    injector: Arc<Injector>,
+    enospc_injector: EnospcInjector,
+    filesystem: Filesystem,
+    /// The number of steps that are done.
+    done: usize,
+    /// The number of steps after which the names were made durable, and the data.
+    durable: (usize, usize),
+}
+
+/// Runs the script while one request fails. Returns whether a request failed.
+fn run(template: &Template, aim: Aim, reached: &mut Reached) -> Result<bool> {
+    let Aim { kind, nth, mut from } = aim;
+    let medium: Arc<dyn Device> = Arc::new(MemoryDevice::copy_of("memory", &template.image));
+    let injector = Arc::new(Injector::new(Arc::clone(&medium), template.data.clone()));
+    let enospc_injector = EnospcInjector::default();
+    let device: Arc<dyn Device> = Arc::<Injector>::clone(&injector);
+    let filesystem = open(&device, &enospc_injector)?;
+    let mut trial = Trial {
+        template,
+        kind,
+        medium,
+        device,
+        injector,
+        enospc_injector,
+        filesystem,
+        done: 0,
+        durable: (0, 0),
+    };
+    if from.is_none() {
+        trial.arm(nth);
+    }
+    let mut next = Next::GoesOn;
+    for step in steps() {
+        if matches!(kind, Kind::MetadataRead | Kind::DataRead) {
+            trial = trial.reopened()?;
+        }
+        if from == Some(step.name) {
+            trial.arm(nth);
+            from = None;
+        }
+        let (number, name) = (trial.done, step.name);
+        next = trial.step(&step, reached).with_context(|| format!("step {number}, {name}"))?;
+        if next == Next::Lossy {
+            break;
+        }
+    }
+    let is_struck = trial.is_struck();
+    trial.disarm();
+    match next {
+        Next::GoesOn => trial.end()?,
+        Next::Lossy => trial.end_lossy()?,
+    }
+    Ok(is_struck)
+}
+
+impl Trial<'_> {
+    fn arm(&self, nth: u64) {
+        match self.kind {
+            Kind::Reservation => self.enospc_injector.fail_every(nth),
+            kind => self.injector.arm(kind, nth),
+        }
+    }
+
+    fn disarm(&self) {
+        self.enospc_injector.fail_none();
+        self.injector.disarm();
+    }
+
+    fn is_struck(&self) -> bool {
+        self.injector.struck() + self.enospc_injector.failed() > 0
+    }
+
+    /// Empties every cache, so that the next call reads what it needs.
+    fn reopened(self) -> Result<Self> {
+        self.injector.set_paused(true);
+        self.filesystem.close().context("closing")?;
+        let filesystem = open(&self.device, &self.enospc_injector)?;
+        self.injector.set_paused(false);
+        let durable = (self.done, self.done);
+        Ok(Self { filesystem, durable, ..self })
+    }
+
+    fn step(&mut self, step: &Step, reached: &mut Reached) -> Result<Next> {
+        let want = step.outcome;
+        let have = (step.call)(&self.filesystem);
+        let errno = have.as_ref().map_err(Error::errno).copied();
+        if errno == want {
+            self.acknowledge(step);
+            return Ok(Next::GoesOn);
+        }
+        let error = have.err().context("a call that should fail succeeds")?;
+        ensure!(self.is_struck(), "{error:?}, and nothing has failed");
+        let errnos: &[i32] = if self.kind == Kind::Reservation { &[28] } else { &[5, 30] };
+        ensure!(errnos.contains(&error.errno()), "have {error:?}, want {want:?}");
+        reached.entry(step.name).or_default().insert(self.kind);
+        self.disarm();
+        if !self.filesystem.is_writable() {
+            return Ok(Next::Lossy);
+        }
+        if self.kind == Kind::DataWrite {
+            // The call may have lost data that was dirty, which is its error.
+            let want = self.template.views[self.done].without_data();
+            let difference = want.difference(&View::of(&self.filesystem)?.without_data());
+            ensure!(difference.is_empty(), "the call failed, but changed:\n{difference}");
+            return Ok(Next::Lossy);
+        }
+        if matches!(error, Error::Tree(TreeError::QuotaUsage { .. })) {
+            self.filesystem.rescan_quotas()?;
+        } else {
+            self.compare("the call failed, but changed")?;
+            let again = (step.call)(&self.filesystem).map_err(|error| error.errno());
+            ensure!(again == want, "again: have {again:?}, want {want:?}; first {error:?}");
+        }
+        self.acknowledge(step);
+        self.compare("done again")?;
+        Ok(Next::GoesOn)
+    }
+
+    /// A commit that cannot read what it needs to compute the usage of quota groups succeeds, and
+    /// marks the usage as inconsistent.
+    fn may_be_inconsistent(&self) -> bool {
+        self.kind == Kind::MetadataRead && self.is_struck()
+    }
+
+    fn acknowledge(&mut self, step: &Step) {
+        self.done += 1;
+        match step.durable {
+            steps::Durable::Nothing => {}
+            steps::Durable::Names => self.durable.0 = self.done,
+            steps::Durable::All => self.durable = (self.done, self.done),
+        }
+    }
+
+    /// Compares what is visible with the run without errors.
+    fn compare(&self, what: &str) -> Result<()> {
+        let want = &self.template.views[self.done];
+        let difference = want.difference(&View::of(&self.filesystem)?);
+        ensure!(difference.is_empty(), "{what}:\n{difference}");
+        Ok(())
+    }
+
+    /// Checks law 2.
+    fn end(mut self) -> Result<()> {
+        if let Err(error) = self.filesystem.sync() {
+            ensure!(self.kind == Kind::DataWrite, "the last sync: {error:?}");
+            return self.end_lossy();
+        }
+        self = self.reopened()?;
+        self.compare("opened again")?;
+        check_quotas(&self.filesystem, self.may_be_inconsistent())?;
+        self.filesystem.close()?;
+        check(&self.medium)
+    }
+
+    /// Checks law 3. The data of files may be missing that was written since the last sync.
+    fn end_lossy(self) -> Result<()> {
+        let may_be_inconsistent = self.may_be_inconsistent();
+        self.filesystem.abandon();
+        drop(self.filesystem);
+        check_crashed(&self.medium)?;
+        let filesystem = open(&self.medium, &EnospcInjector::default())?;
+        let have = View::of(&filesystem)?;
+        // The step that failed may have become durable.
+        let last = self.template.views.len().min(self.done + 2);
+        let states = &self.template.views[self.durable.0..last];
+        let is_there = |want: &View| want.without_data() == have.without_data();
+        let nearest = states.last().map(View::without_data);
+        let difference = nearest.map(|state| state.difference(&have.without_data()));
+        ensure!(
+            states.iter().any(is_there),
+            "none of the states {:?}; of the last one:\n{}",
+            self.durable.0..last,
+            difference.unwrap_or_default()
+        );
+        let states = &self.template.views[self.durable.1..last];
+        let gone = View::untouched(states).lost_in(&have);
+        ensure!(gone.is_empty(), "synced, and gone:\n{gone}");
+        check_quotas(&filesystem, may_be_inconsistent)?;
+        filesystem.close()?;
+        check_crashed(&self.medium)
+    }
+}
+
+/// Checks that the usage of all quota groups is that of a rescan, or known to be inconsistent.
+fn check_quotas(filesystem: &Filesystem, may_be_inconsistent: bool) -> Result<()> {
+    filesystem.sync()?;
+    let Some(before) = filesystem.quotas()? else { return Ok(()) };
+    let is_inconsistent = before.status.flags & STATUS_INCONSISTENT != 0;
+    ensure!(!is_inconsistent || may_be_inconsistent, "the usage is inconsistent");
+    filesystem.rescan_quotas()?;
+    if is_inconsistent {
+        return Ok(());
+    }
+    let after = filesystem.quotas()?.context("quotas are disabled")?;
+    ensure!(
+        before.groups == after.groups,
+        "the usage is {:?}, and that of a rescan {:?}",
+        before.groups,
+        after.groups
+    );
+    Ok(())
+}
+
+fn check_kind(kind: Kind, expected: &[&'static str]) {
+    let template = Template::new().expect("a run without errors");
+    crate::check_runs(kind, 2, expected, &|aim, reached| run(&template, aim, reached));
+}
+
+#[test]
+fn each_reservation_of_subvolumes_fails() {
+    check_kind(Kind::Reservation, &[]);
+}
+
+#[test]
+fn each_read_of_metadata_of_subvolumes_fails() {
+    check_kind(Kind::MetadataRead, &[]);
+}
+
+#[test]
+fn each_read_of_data_of_subvolumes_fails() {
+    check_kind(Kind::DataRead, &[]);
+}
+
+#[test]
+fn each_write_of_data_of_subvolumes_fails() {
+    check_kind(Kind::DataWrite, &[]);
+}
+
+#[test]
+fn each_write_of_metadata_of_subvolumes_fails() {
+    check_kind(Kind::MetadataWrite, &[]);
+}
+
+#[test]
+fn each_flush_of_subvolumes_fails() {
+    check_kind(Kind::Flush, &[]);
+}
