@@ -1,10 +1,11 @@
-//! Ioctls of our mount for the whole volume: the label, discarding free space, shutting it down.
+//! Ioctls of our mount for the whole volume: the label, discarding free space, shutting it down;
+//! and what statx(2) tells of a file: its flags, and its times in their order.
 
 use anyhow::{Result, ensure};
 use butternut_judges::our_volume::OurVolume;
 use butternut_judges::subjects::Mounted;
 use butternut_judges::{command, kept, tool, trial};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags, open, statx};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -51,6 +52,12 @@ fn main() -> ExitCode {
     for (name, options) in [("default", ""), ("writeback", "writeback"), ("uncached", "uncached")] {
         trials.push(trial::trial(&format!("shutdown::{name}"), move || {
             a_shutdown_keeps_durable_data(options)
+        }));
+        trials.push(trial::trial(&format!("flags::{name}"), move || {
+            flags_are_shown_and_change_the_ctime(options)
+        }));
+        trials.push(trial::trial(&format!("times::{name}"), move || {
+            times_of_new_files_are_in_order(options)
         }));
     }
     trial::run(trials)
@@ -113,6 +120,90 @@ fn a_file_that_is_executed_is_not_truncated() -> Result<()> {
     ensure!(after?.len() == bytes);
     drop(truncate()?);
     ensure!(program.metadata()?.len() == 0);
+    volume.unmount()
+}
+
+/// The attributes of statx(2) that a flag of chattr(1) sets.
+const FLAGS: [(&str, StatxAttributes); 4] = [
+    ("i", StatxAttributes::IMMUTABLE),
+    ("a", StatxAttributes::APPEND),
+    ("d", StatxAttributes::NODUMP),
+    ("c", StatxAttributes::COMPRESSED),
+];
+
+fn look(path: &Path) -> Result<rustix::fs::Statx> {
+    let what = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    Ok(statx(CWD, path, AtFlags::empty(), what)?)
+}
+
+/// Waits until a change of a file in `root` gets a later ctime than `path` has.
+fn wait_for_the_clock(root: &Path, path: &Path) -> Result<()> {
+    let before = path.metadata()?;
+    let at = |of: &std::fs::Metadata| (of.ctime(), of.ctime_nsec());
+    loop {
+        let clock = root.join("clock");
+        std::fs::write(&clock, "")?;
+        let now = clock.metadata()?;
+        std::fs::remove_file(&clock)?;
+        if at(&now) > at(&before) {
+            return Ok(());
+        }
+    }
+}
+
+/// Sets and clears each flag. Returns the attributes that statx(2) shows after each change, as far
+/// as a flag of chattr(1) sets them.
+fn change_flags(root: &Path) -> Result<Vec<StatxAttributes>> {
+    let all = FLAGS.iter().fold(StatxAttributes::empty(), |all, (_, flag)| all | *flag);
+    let path = root.join("file");
+    std::fs::write(&path, "text")?;
+    let mut shown = vec![look(&path)?.stx_attributes & all];
+    for (flag, _) in FLAGS {
+        for sign in ["+", "-"] {
+            wait_for_the_clock(root, &path)?;
+            let before = path.metadata()?;
+            tool::run("chattr", &tool::words_and_path(&format!("{sign}{flag}"), &path))?;
+            let after = path.metadata()?;
+            let at = |of: &std::fs::Metadata| (of.ctime(), of.ctime_nsec());
+            ensure!(at(&after) > at(&before), "chattr {sign}{flag} leaves the ctime");
+            ensure!(after.modified()? == before.modified()?, "chattr {sign}{flag}: mtime");
+            shown.push(look(&path)?.stx_attributes & all);
+        }
+    }
+    std::fs::remove_file(path)?;
+    Ok(shown)
+}
+
+fn flags_are_shown_and_change_the_ctime(options: &str) -> Result<()> {
+    let mut volume = ours(options)?;
+    let have = change_flags(volume.root()?)?;
+    // Linux 6.18 takes the creation time of what a FUSE mount answers, and no attributes.
+    let shows_flags = look(volume.root()?)?.stx_attributes_mask.contains(StatxAttributes::NODUMP);
+    volume.unmount()?;
+    let kernel = volume.kernel()?;
+    let want = change_flags(kernel.root())?;
+    kernel.unmount()?;
+    for (number, (_, flag)) in FLAGS.into_iter().enumerate() {
+        ensure!(want.get(1 + 2 * number) == Some(&flag), "{flag:?}: {want:?}");
+    }
+    let is_hidden = |shown: &StatxAttributes| !shows_flags && shown.is_empty();
+    ensure!(have == want || have.iter().all(is_hidden), "have {have:?}, the kernel {want:?}");
+    Ok(())
+}
+
+fn times_of_new_files_are_in_order(options: &str) -> Result<()> {
+    const FILES: u32 = 1000;
+    let mut volume = ours(options)?;
+    for number in 0..FILES {
+        let path = volume.root()?.join(number.to_string());
+        let mut file = File::create(&path)?;
+        file.write_all(b"text")?;
+        drop(file);
+        let found = look(&path)?;
+        let [btime, mtime, ctime] = [found.stx_btime, found.stx_mtime, found.stx_ctime]
+            .map(|time| (time.tv_sec, time.tv_nsec));
+        ensure!(btime <= mtime && mtime <= ctime, "{number}: {btime:?}, {mtime:?}, {ctime:?}");
+    }
     volume.unmount()
 }
 

@@ -8,6 +8,8 @@ mod coherent;
 mod mixed;
 #[path = "mount_direct/privileges.rs"]
 mod privileges;
+#[path = "mount_direct/shared.rs"]
+mod shared;
 
 use anyhow::{Context, Result, ensure};
 use butternut_judges::kernel_mount::{KernelMount, MountHow};
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         add("privileges", privileges::go_as_on_the_kernel);
         add("mixed", mixed::all_access_paths_agree);
         add("mixed::at-once", mixed::concurrent_access_agrees);
+        add("shared", shared::reads_and_crashes_show_what_their_history_allows);
         add("words", coherent::words_of_a_page_have_their_own_writers);
         add("direct-mappings", coherent::words_survive_mappings_of_direct_handles);
         add("asynchronous", coherent::readers_of_the_cache_see_asynchronous_writes);

@@ -11,13 +11,17 @@
 //!    the script.
 //! 2. A mount is busy for a moment whenever another process accesses it, so [`unmount`] retries
 //!    until [`BUSY_WAIT`] has passed. No test calls umount(8) directly.
+//!    A mount namespace that another process has just made may have a copy of a mount for a moment
+//!    longer, so a loop device waits as long until no filesystem uses it.
 //! 3. A guard counts as undone only after its command has succeeded.
 
 #![allow(clippy::print_stderr, reason = "a destructor has no other way to report a failure")]
 
 use butternut_sys::mounts;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -27,6 +31,9 @@ use std::time::{Duration, Instant};
 /// How long [`unmount`] retries while a mount is busy.
 pub const BUSY_WAIT: Duration = Duration::from_mins(1);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
+
+/// For a block device: fails if a filesystem uses it.
+const O_EXCL: i32 = 0o200;
 
 /// A shell function that replaces umount(8) and retries (law 2), to be put before a script.
 pub const UMOUNT_FUNCTION: &str = r#"umount() {
@@ -204,9 +211,22 @@ impl LoopGuard {
     }
 }
 
+/// Waits until no filesystem uses a block device, after its mount was removed (law 2).
+pub fn wait_until_released(device: &Path) {
+    let mut options = File::options();
+    let exclusive = options.read(true).custom_flags(O_EXCL);
+    let is_used =
+        || exclusive.open(device).is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy);
+    let began = Instant::now();
+    while is_used() && began.elapsed() < BUSY_WAIT {
+        thread::sleep(BUSY_PAUSE);
+    }
+}
+
 impl Drop for LoopGuard {
     fn drop(&mut self) {
         // btrfs does not know a device that was never part of a volume; that is no failure.
+        wait_until_released(&self.path);
         let words = ["device", "scan", "--forget"].map(OsStr::new);
         drop(run("btrfs", &[&words[..], &[self.path.as_os_str()]].concat()));
         quietly("losetup", &["--detach".as_ref(), self.path.as_os_str()]);
