@@ -28,7 +28,7 @@ use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::{DiskRange, Generation, SECTOR_BYTES};
 use butternut_sys::wait::Wait;
-use butternut_tree::ReservationLevel;
+use butternut_tree::{ReservationLevel, TreeError};
 use std::iter::once;
 use std::ops::Range;
 
@@ -270,6 +270,17 @@ impl FileState {
 
     /// Allocates space for all of the parts, or none.
     fn allocate_for(&self, parts: &[Range<u64>]) -> Result<Vec<Preallocation>, FileError> {
+        // What cannot fit takes no space from others meanwhile.
+        let bytes =
+            parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.end - part.start));
+        let forest = self.source.forest();
+        if bytes > forest.unused_bytes()? && forest.commits_for_space() {
+            // What was deleted counts as used until then.
+            forest.commit()?;
+        }
+        if bytes > forest.unused_bytes()? {
+            return Err(TreeError::NoSpace { bytes }.into());
+        }
         let mut preallocations: Vec<Preallocation> = Vec::new();
         for part in parts {
             let mut at = part.start;

@@ -144,6 +144,46 @@ pub(crate) fn replace(
     add_index(edit, new, &item)
 }
 
+/// Replaces the target of an entry in place, at the index that it has: no node on the way to it is
+/// split, as an insertion might do. The caller has looked the entry up, so its absence is
+/// corruption.
+///
+/// # Errors
+/// [`NamesError::Tree`]: a block cannot be read or copied, or an item lacks the entry.
+pub fn retarget(edit: &impl EditItems, new: &NewName<'_>) -> Result<(), NamesError> {
+    let item = new.item();
+    for key in [hash_key(new.dir, new.name), index_key(new.dir, new.index)] {
+        let mut is_replaced = false;
+        edit.update(&key, &mut |shared| is_replaced = replace_bytes(shared, new.name, &item))?;
+        if !is_replaced {
+            let refused = Refused::new("entry", "none, or a longer one", "one of that name");
+            return Err(corrupt_midway(edit, key, refused));
+        }
+    }
+    Ok(())
+}
+
+/// Replaces the entry of a name by one of the same length. Returns `false` if there is none.
+fn replace_bytes(shared: &mut [u8], name: &[u8], item: &[u8]) -> bool {
+    let (mut at, mut range) = (0_usize, None);
+    for entry in DirEntries::new(shared).map_while(Result::ok) {
+        let end = at.saturating_add(entry.item_bytes());
+        if entry.name == name {
+            range = Some(at..end);
+            break;
+        }
+        at = end;
+    }
+    let place = range.and_then(|range| shared.get_mut(range));
+    match place.filter(|place| place.len() == item.len()) {
+        Some(place) => {
+            place.copy_from_slice(item);
+            true
+        }
+        None => false,
+    }
+}
+
 /// Removes an entry. The caller has looked the entry up, so its absence is corruption.
 pub(crate) fn remove(
     edit: &impl EditItems,

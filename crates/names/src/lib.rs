@@ -44,7 +44,7 @@ pub use acl::{
     ACCESS_ACL, Acl, AclAndMode, AclEntry, AclTag, DEFAULT_ACL, Inherited, inherit as inherit_acl,
 };
 pub use change::{Exchanged, Move, create, exchange, link, rename, unlink, unlink_last};
-pub use entry::{NewName, check_addable, find_index};
+pub use entry::{NewName, check_addable, find_index, retarget};
 pub use error::NamesError;
 pub use inode::{
     LINKS_MAX, Moment, NewInode, changed, entry_added, entry_removed, inherited_flags, inode,

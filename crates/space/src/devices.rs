@@ -141,6 +141,11 @@ impl DeviceMap {
         self.extents.values().filter(move |(end, _)| *end > bytes).filter_map(|(_, chunk)| *chunk)
     }
 
+    /// Whether a hole that ends behind `bytes` is reserved to be discarded.
+    pub(crate) fn is_discarding_beyond(&self, bytes: u64) -> bool {
+        self.extents.values().any(|(end, chunk)| *end > bytes && chunk.is_none())
+    }
+
     /// Returns the holes in ascending order, in whole stripe units (law 2); none on a seed (law 4).
     pub(crate) fn holes(&self) -> Vec<Range<u64>> {
         if self.is_seed {

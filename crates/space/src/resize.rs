@@ -25,6 +25,12 @@ impl Space {
         Ok(chunks)
     }
 
+    /// Whether a thread discards a hole behind the first `bytes` of a device.
+    pub fn is_discarding_beyond(&self, devid: DevId, bytes: u64) -> bool {
+        let state = self.lock();
+        state.devices.by_devid.get(&devid).is_some_and(|map| map.is_discarding_beyond(bytes))
+    }
+
     /// Sets the size of a device, in bytes.
     ///
     /// # Errors

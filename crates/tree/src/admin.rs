@@ -53,6 +53,20 @@ impl Forest {
         self.running().map(|running| running.space.unallocated_bytes())
     }
 
+    /// Returns the bytes that no extent has, inside chunks and outside of them: more than can be
+    /// allocated, because some are reserved, pinned or for metadata.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn unused_bytes(&self) -> Result<u64, TreeError> {
+        let space = &self.running()?.space;
+        let unused = [Class::Data, Class::Metadata].into_iter().map(|class| {
+            let totals = space.totals(class);
+            totals.bytes.saturating_sub(totals.used)
+        });
+        Ok(unused.fold(space.unallocated_bytes(), u64::saturating_add))
+    }
+
     /// Returns the memory of the running transaction in bytes: dirty blocks, delayed references and
     /// pending checksums.
     ///
@@ -127,6 +141,13 @@ impl Forest {
         drop(raw);
         running.chunks().set_resized();
         handle.mark_changed();
+        drop(handle);
+        // What lies behind the end may be another partition's when this returns. No batch of a trim
+        // begins there any more.
+        let running = self.running()?;
+        while running.space.is_discarding_beyond(devid, bytes)
+            && running.discards.wait_for_one().is_some()
+        {}
         Ok(())
     }
 

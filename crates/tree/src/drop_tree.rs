@@ -293,7 +293,9 @@ impl Deletion<'_> {
     /// node that has full back references may have descendants without.
     fn convert(&mut self, shared: &Expected) -> Result<bool, TreeError> {
         let end = (shared.end_key.unwrap_or(Key::MAX), shared.level);
-        if shared.generation <= self.created || self.converted.includes(end) {
+        // A block of the generation in which this tree was made may be its own: a tree may be
+        // changed in the commit that makes it. One of its source is passed by its owner below.
+        if shared.generation < self.created || self.converted.includes(end) {
             return Ok(true);
         }
         // Blocks that need nothing are counted as well: a large subtree may be full of them.

@@ -67,6 +67,7 @@ pub use log::{
 };
 pub use quota::admin::{Qgroup, QgroupLimits, Quotas};
 pub use quota::charge::QuotaHold;
+pub use quota::count::{QgroupCount, QuotaCheck};
 pub use quota::groups::QgroupUsage;
 pub use transaction::commit::at_commit::AtCommit;
 pub use transaction::enospc::EnospcInjector;

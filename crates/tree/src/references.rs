@@ -47,6 +47,12 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use touched::Touched;
 
+/// Heads and dropped references that are many: about 160 bytes each.
+pub(crate) const RECORDS_MAX: usize = if cfg!(test) { 1 << 14 } else { 1 << 20 };
+
+/// References of one head that are many.
+pub(crate) const REFERENCES_OF_A_HEAD_MAX: usize = 1 << 12;
+
 /// A back reference of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ref {
@@ -162,6 +168,8 @@ pub(crate) struct References {
     /// The references of data that a crash would bring back.
     drops: UncommittedDrops,
     touched: Touched,
+    /// The most references that one head has or had: each change searches all of its head.
+    most_of_a_head: usize,
 }
 
 /// The delayed references of an extent at one moment (law 4).
@@ -199,6 +207,13 @@ impl References {
 
     pub(crate) fn len(&self) -> usize {
         self.heads.len()
+    }
+
+    /// Whether there are so many that a commit should write them: heads and dropped references,
+    /// for their memory, or references of one head, for the time of further changes of it.
+    pub(crate) fn are_many(&self) -> bool {
+        self.heads.len() + self.drops.len() >= RECORDS_MAX
+            || self.most_of_a_head >= REFERENCES_OF_A_HEAD_MAX
     }
 
     /// Returns the references whose drops are not durable.
@@ -276,6 +291,7 @@ impl References {
     ) -> bool {
         let head = self.heads.entry(at).or_insert_with(|| Head::new(bytes, content, false));
         head.change(reference, delta);
+        self.most_of_a_head = self.most_of_a_head.max(head.deltas.len());
         let is_freed = head.is_created && head.deltas.is_empty();
         let is_idle = !head.is_created && !head.is_full_backref && head.deltas.is_empty();
         if is_freed || is_idle {
@@ -305,6 +321,7 @@ impl References {
     /// Returns all heads to be applied. They stay visible until their changes are in the tree.
     pub(crate) fn take(&mut self) -> Arc<BTreeMap<Logical, Head>> {
         let heads = Arc::new(std::mem::take(&mut self.heads));
+        self.most_of_a_head = 0;
         self.applying = (!heads.is_empty()).then(|| (Arc::clone(&heads), Logical(0)));
         heads
     }

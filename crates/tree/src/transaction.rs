@@ -30,6 +30,10 @@
 //! 3. A thread that holds a handle does no data I/O, does not wait for another handle, and does not
 //!    commit. It takes no lock that a thread may hold while it joins: debug builds give a handle
 //!    the rank [`rank::Handle`], and panic.
+//! 4. A thread that would join a transaction with very many delayed references commits first
+//!    ([`References::are_many`](crate::references::References::are_many)). So their memory, and the
+//!    time of a change of a much shared extent, are bounded by that and by what the open handles
+//!    add, also while one operation changes many extents in many steps.
 
 pub(crate) mod commit;
 pub(crate) mod discards;
@@ -87,7 +91,8 @@ pub struct Handle {
 
 impl Forest {
     /// Joins the running transaction. Waits while a transaction is being frozen. Waits for a device
-    /// only if space is short and a commit may free some. The calling thread must hold no handle.
+    /// only if space is short and a commit may free some, or if the transaction has too many
+    /// delayed references (law 4). The calling thread must hold no handle.
     ///
     /// # Errors
     /// There is no space, or the volume is read-only.
@@ -96,6 +101,7 @@ impl Forest {
             ReservationLevel::Normal => Purpose::Growth,
             ReservationLevel::Deletion | ReservationLevel::Prereserved => Purpose::Deletion,
         };
+        self.commit_many_references()?;
         self.reserve_or_flush(purpose, Wait::Block, |running| {
             let mark = Mark::new();
             let generation = running.gate.join()?;
@@ -109,6 +115,14 @@ impl Forest {
                 Handle { forest, generation, reservation, is_changed, watch, _mark: mark }
             }))
         })
+    }
+
+    /// Commits if the running transaction has many delayed references (law 4).
+    fn commit_many_references(self: &Arc<Self>) -> Result<(), TreeError> {
+        if !self.running()?.references().are_many() || !self.commits_for_space() {
+            return Ok(());
+        }
+        self.commit().map(drop)
     }
 
     /// Makes the forest read-only if the thread panics while the returned value exists. For changes

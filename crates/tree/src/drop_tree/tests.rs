@@ -269,3 +269,21 @@ fn a_rescan_leaves_no_tree_to_the_running_transaction() {
     // The open may have used the top level.
     assert!(kept.iter().all(|id| *id == TreeId::FS), "{kept:?} were not changed");
 }
+
+/// As a recursive snapshot changes its entries: in the commit that makes the snapshot.
+#[test]
+fn blocks_that_were_changed_in_the_commit_of_their_snapshot_get_their_references() {
+    for blocks in [1, 3, 64] {
+        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+        let forest = tall_subvolume(&device, 300);
+        commit_with(&forest, |at_commit| {
+            at_commit.snapshot(SUBVOLUME, SNAPSHOT, |_| {})?;
+            at_commit.tree(SNAPSHOT)?.put(&Key::new(300, ItemType(77), 5), &[8; 3000])
+        });
+        commit_with(&forest, |at_commit| at_commit.snapshot(SNAPSHOT, SECOND, |_| {}));
+        commit_with(&forest, |at_commit| at_commit.delete_tree(SNAPSHOT));
+        free_in(&forest, SNAPSHOT, blocks);
+        drop(forest);
+        use_and_delete(&device, SECOND, 300);
+    }
+}

@@ -9,10 +9,17 @@ use butternut_format::quota::{STATUS_ON, STATUS_SIMPLE_MODE};
 use butternut_format::refused::{Refused, require};
 use butternut_format::units::TreeId;
 
+/// The last generation that a volume may have to be written to. No volume reaches it by commits,
+/// and those that follow must have generations of their own.
+const GENERATION_MAX: u64 = 1 << 63;
+
 /// Refuses a volume that writing would make inconsistent.
 pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), TreeError> {
     let super_block = trees.volume().super_block();
     super_block.writable().map_err(TreeError::Unwritable)?;
+    let generation = super_block.generation().0;
+    require(generation <= GENERATION_MAX, "generation", generation, "at most 2^63")
+        .map_err(TreeError::Unwritable)?;
     let have = "one";
     require(
         replays_log || super_block.log_root().is_none(),

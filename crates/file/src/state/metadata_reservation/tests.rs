@@ -13,6 +13,8 @@ use butternut_format::units::SECTOR_BYTES;
 use butternut_space::Reservation;
 use butternut_sys::wait::Wait;
 use butternut_tree::{EnospcInjector, ForestOptions};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;
@@ -231,4 +233,41 @@ fn a_part_that_is_not_written_again_leaves_no_reservation() {
     assert_eq!(file.rewrite(&part, zstd).expect("space"), Rewritten::Changed);
     assert!(file.is_clean());
     assert_eq!(file.metadata_bytes_reserved(), 0, "Changed");
+}
+
+/// A race of two threads: the first ones to be found took some thousand rounds.
+#[test]
+fn a_direct_write_that_begins_while_another_trims_keeps_its_reservation() {
+    const ROUNDS: usize = 50_000;
+    let source = open();
+    let mut file = file(&source);
+    file.truncate(1 << 20, &mut |_| {}).expect("space");
+    file.merge(&mut |_| {}).expect("space");
+    assert!(file.is_clean());
+    let (file, is_over) = (&file, AtomicBool::new(false));
+    let begin = |block: u64, allocation: &mut AllocationRun| {
+        let range = block * SECTOR_BYTES..(block + 1) * SECTOR_BYTES;
+        let write = file.begin_direct_write(&range, allocation, Wait::Block);
+        write.expect("readable trees").expect("a write that shares the file")
+    };
+    let lost = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut allocation = AllocationRun::new(&source, 0);
+            while !is_over.load(Ordering::Relaxed) {
+                // The file is clean, so this trims the reservation.
+                file.refuse_direct_write(begin(0, &mut allocation));
+            }
+        });
+        let mut allocation = AllocationRun::new(&source, 1);
+        let mut lost = 0;
+        for _ in 0..ROUNDS {
+            let write = begin(2, &mut allocation);
+            let wanted = file.metadata_bytes(1, 1, u64::MAX);
+            lost += usize::from(file.metadata_bytes_reserved() < wanted);
+            write.fail(&source);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        lost
+    });
+    assert_eq!(lost, 0, "writes in flight without a reservation (law 1)");
 }

@@ -1,15 +1,18 @@
-//! Commits that lack the space reserved for them, read epochs, system chunks, and panics under
-//! locks.
+//! Commits that lack the space reserved for them, the limit of delayed references, read epochs,
+//! system chunks, and panics under locks.
 
+use crate::references::{RECORDS_MAX, REFERENCES_OF_A_HEAD_MAX};
 use crate::transaction::running::Running;
 use crate::{Forest, ForestOptions, Need, ReservationLevel, TreeError};
 use butternut_device::{Device, MemoryDevice};
 use butternut_format::chunk::BlockGroupFlags;
+use butternut_format::extent::DataRef;
 use butternut_format::inode::RawInodeItem;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::units::{Logical, TreeId};
+use butternut_format::units::{Ino, Logical, TreeId};
 use butternut_mkfs::MkfsOptions;
 use butternut_space::{AllocationRequest, Class, Cluster};
+use butternut_sys::wait::Wait;
 use butternut_volume::{OpenOptions, Volume};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -106,6 +109,60 @@ fn no_handle_joins_when_the_commit_needs_all_free_space() {
     {
         assert!(running.reserve_items(Need { level, ..Need::items(1) }).is_ok(), "{level:?}");
     }
+}
+
+/// Extents of a sector that one step adds.
+const STEP: usize = 1024;
+const STEP_BYTES: u64 = 1024 * 4096;
+
+#[test]
+fn a_handle_joins_below_the_limit_of_delayed_references() {
+    let forest = open(&fresh(1 << 30));
+    let running = forest.running().expect("writable");
+    let before = running.gate.committed();
+    let (mut steps, mut most) = (0, 0);
+    // As an operation of many steps, none of which commits.
+    while running.gate.committed().0 < before.0 + 3 {
+        let range = forest.allocate_data(STEP_BYTES, STEP_BYTES, Cluster(9), Wait::Block);
+        let range = range.expect("space");
+        let handle = forest.join(Need::items(1)).expect("space");
+        for at in range.addresses().step_by(4096) {
+            let reference = DataRef { tree: TreeId::FS, ino: Ino(300), offset: at, count: 1 };
+            handle.add_data_extent(Logical(at), 4096, reference);
+        }
+        most = most.max(running.references().len());
+        drop(handle);
+        steps += 1;
+        assert!(steps < 1000, "no commit with {most} references");
+    }
+    assert!((RECORDS_MAX..RECORDS_MAX + 2 * STEP).contains(&most), "{most}");
+}
+
+#[test]
+fn a_handle_joins_below_the_limit_of_references_to_one_extent() {
+    let forest = open(&fresh(1 << 30));
+    let running = forest.running().expect("writable");
+    let range = forest.allocate_data(4096, 4096, Cluster(9), Wait::Block).expect("space");
+    let reference = |number| DataRef { tree: TreeId::FS, ino: Ino(number), offset: 0, count: 1 };
+    let handle = forest.join(Need::items(1)).expect("space");
+    handle.add_data_extent(range.start(), 4096, reference(300));
+    drop(handle);
+    let (before, mut added, mut most) = (running.gate.committed(), 0, 0);
+    // As a deduplication that shares one block with very many.
+    while running.gate.committed().0 < before.0 + 3 {
+        let handle = forest.join(Need::items(64)).expect("space");
+        for number in 0..64 {
+            handle.add_data_ref(range.start(), 4096, reference(301 + added + number));
+        }
+        added += 64;
+        most =
+            most.max(running.references().get(range.start()).map_or(0, |head| head.deltas.len()));
+        drop(handle);
+        assert!(added < 1 << 20, "no commit with {most} references");
+    }
+    let limit = REFERENCES_OF_A_HEAD_MAX;
+    assert!((limit..limit + 128).contains(&most), "{most}");
+    assert_eq!(forest.data_refs(range.start(), 4096).expect("a count"), added + 1);
 }
 
 /// Changes an item, so that its leaf is copied and the old one freed.

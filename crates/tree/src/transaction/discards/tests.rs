@@ -363,3 +363,32 @@ fn a_volume_with_the_superblock_of_another_writer_is_not_trimmed() {
     assert!(forest.write_error().is_some());
     assert!(forest.resize(DevId(1), 200 << 20).is_err());
 }
+
+/// What lies behind the end may be another partition's when the shrink has returned.
+#[test]
+fn a_shrink_waits_while_a_trim_discards_a_hole_behind_the_new_end() {
+    let (device, forest) = fresh();
+    let space = &forest.running().expect("writable").space;
+    let is_free =
+        |mib: &u64| space.chunks_beyond(DevId(1), mib << 20).expect("a device").is_empty();
+    // Behind the second superblock, so that the hole is one.
+    let mib = (65..256).find(is_free).expect("a hole at the end");
+    let group = forest.groups().expect("groups").pop().expect("a group");
+    let nowhere = group.start.0..group.start.0;
+    device.is_armed.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let forest = &forest;
+        // Only the hole at the end is as long.
+        let bytes_min = (256 - mib - 1) << 20;
+        let trimmer = scope.spawn(move || forest.trim(&nowhere, bytes_min));
+        device.meet();
+        let shrinker = scope.spawn(move || forest.resize(DevId(1), mib << 20));
+        // A slow machine only proves less.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let is_early = shrinker.is_finished();
+        device.meet();
+        shrinker.join().expect("no panic").expect("no chunk is behind the end");
+        trimmer.join().expect("no panic").expect("a trim");
+        assert!(!is_early, "the range behind the end was discarded after the shrink");
+    });
+}
