@@ -52,7 +52,7 @@ impl Error {
     /// Returns the errno of the system call (positive, Linux numbers).
     pub fn errno(&self) -> i32 {
         match self {
-            Self::NotFound | Self::NoSubvolume { .. } => code::ENOENT,
+            Self::NotFound | Self::NoSubvolume { .. } | Self::NoQuotaGroup { .. } => code::ENOENT,
             Self::Stale { .. } => code::ESTALE,
             Self::NotDirectory => code::ENOTDIR,
             Self::IsDirectory => code::EISDIR,
@@ -199,6 +199,7 @@ fn names(error: &NamesError) -> i32 {
 mod tests {
     use super::*;
     use crate::FileId;
+    use butternut_format::quota::QgroupId;
     use butternut_format::refused::Refused;
     use butternut_format::units::{DevId, Ino, TreeId};
 
@@ -241,6 +242,7 @@ mod tests {
             Error::InvalidArgument { what: "the address is a tree block's" },
             Error::Unsupported { what: "writing" },
             Error::Quota(refused()),
+            Error::NoQuotaGroup { id: QgroupId(1 << 48) },
             Error::LimitExceeded { what: "references", limit: 9 },
             Error::Corrupt { tree: TreeId::FS, source: refused() },
             Error::Device(DeviceError::NotRun),
@@ -262,7 +264,7 @@ mod tests {
 
     fn expected(error: &Error) -> i32 {
         match error {
-            Error::NotFound | Error::NoSubvolume { .. } => 2,
+            Error::NotFound | Error::NoSubvolume { .. } | Error::NoQuotaGroup { .. } => 2,
             Error::NoTree { .. }
             | Error::Log { .. }
             | Error::Corrupt { .. }
@@ -306,7 +308,7 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 41, "one of each variant");
+        assert_eq!(kinds.len(), 42, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }

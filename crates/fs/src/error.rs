@@ -8,6 +8,7 @@ use crate::FileId;
 use crate::receive::CommandPlace;
 use butternut_device::DeviceError;
 use butternut_file::FileError;
+use butternut_format::quota::QgroupId;
 use butternut_format::refused::Refused;
 use butternut_format::units::TreeId;
 use butternut_names::NamesError;
@@ -158,6 +159,9 @@ pub enum Error {
     /// A change of the quotas that their state does not allow.
     #[error("the quotas do not allow this change")]
     Quota(#[source] Refused),
+    /// A quota group that a new subvolume should be in.
+    #[error("there is no quota group {id}")]
+    NoQuotaGroup { id: QgroupId },
     /// Names or attributes that cannot be read or changed.
     #[error("names or attributes cannot be read or changed")]
     Names(#[source] NamesError),

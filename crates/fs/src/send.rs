@@ -26,6 +26,8 @@
 //! 6. Data is sent if the search for a file to clone it from fails: a damaged extent tree makes a
 //!    stream larger, and does not prevent it.
 //! 7. Memory grows with the number of inodes that differ, and not with the size of files.
+//! 8. A caller can end a stream also while nothing is written: reading the trees of a large
+//!    subvolume takes minutes, in which its subvolumes cannot be deleted ([`Watch`]).
 
 mod attributes;
 mod clones;
@@ -36,6 +38,7 @@ mod inodes;
 mod names;
 mod output;
 mod paths;
+mod watch;
 
 use crate::{Error, Filesystem, Result, SubvolumeInfo};
 use butternut_format::stream::{Command, StreamVersion};
@@ -46,6 +49,7 @@ use inodes::Trees;
 use output::Output;
 use paths::Paths;
 use std::io::Write;
+use watch::Watch;
 
 /// What a stream contains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,6 +129,23 @@ impl Filesystem {
     /// long for the protocol; [`Error::StreamPath`] for a path that leads out of the subvolume;
     /// data or metadata that cannot be read.
     pub fn send(&self, subvolume: u64, options: &SendOptions, to: &mut dyn Write) -> Result<()> {
+        self.send_while(subvolume, options, to, &|| true)
+    }
+
+    /// As [`Filesystem::send`], as long as `goes_on` returns true, which is called repeatedly, also
+    /// before the first byte is written, while the trees are read.
+    ///
+    /// # Errors
+    /// As [`Filesystem::send`]; [`Error::StreamOutput`] with `ECANCELED` after `goes_on` has
+    /// returned false.
+    pub fn send_while(
+        &self,
+        subvolume: u64,
+        options: &SendOptions,
+        to: &mut dyn Write,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        let watch = Watch::new(goes_on);
         let ids = [subvolume].into_iter().chain(options.parent);
         let ids = ids.chain(options.clone_sources.iter().copied()).collect();
         let _in_progress = self.begin_stream(ids)?;
@@ -142,8 +163,8 @@ impl Filesystem {
             old: old.as_ref().map(|old| self.subvolume_tree(old.id)).transpose()?,
             new: self.subvolume_tree(new.id)?,
         };
-        let mut paths = Paths::new(trees)?;
-        let mut out = Output::begin(to, version)?;
+        let mut paths = Paths::new(trees, Uuid(new.uuid), &watch)?;
+        let mut out = Output::begin(to, version, &watch)?;
         out.put(&first_command(&new, old.as_ref()))?;
         let touched = names::change_names(&mut paths, &mut out, &self.shared.source)?;
         let of = (old.map(|old| old.id), new.id);

@@ -3,11 +3,13 @@
 //!
 //! 1. Of the threads that remove the last name or the last pin of a large orphan, one at a time
 //!    deletes it itself. The others leave theirs to the cleaner, so that a program which deletes
-//!    many large files at once occupies one thread of a server. With [`EVICTIONS_MAX`] of them
-//!    queued, and without a cleaner thread, every thread deletes its own. A thread that is to wait
-//!    for no device leaves each of its orphans to the cleaner.
-//! 2. Queued orphans are deleted in the order in which they were queued. What is left when the
-//!    cleaner stops has an orphan item (law 1 of `inode/pin.rs`).
+//!    many large files at once occupies one thread of a server. With [`LARGE_MAX`] of them queued,
+//!    and without a cleaner thread, every thread deletes its own. A thread that is to wait for no
+//!    device leaves each of its orphans to the cleaner, however many are queued.
+//! 2. The cleaner deletes queued orphans in the order in which they were queued. While more than
+//!    [`QUEUED_MAX`] are queued, each operation that writes deletes a small one first, the last
+//!    one, so that their number is bounded. The large ones that are left when the cleaner stops
+//!    have an orphan item (law 1 of `inode/pin.rs`).
 //! 3. A thread that waits for deletions waits for those that were queued or had begun before, also
 //!    by callers, and no longer than the cleaner thread runs. No thread that deletes waits.
 
@@ -21,8 +23,11 @@ use std::time::{Duration, Instant};
 /// until the volume is opened again.
 const READ_ONLY_MAX: usize = 4096;
 
-/// Maximum number of orphans that are queued.
-const EVICTIONS_MAX: usize = 4096;
+/// Maximum number of large orphans that callers leave to the cleaner.
+pub(super) const LARGE_MAX: usize = 4096;
+
+/// Number of queued orphans above which operations help to delete them.
+pub(super) const QUEUED_MAX: usize = 4096;
 
 /// What operations tell the cleaner.
 #[derive(Debug, Default)]
@@ -91,14 +96,24 @@ enum Thread {
     Stopped,
 }
 
+/// An orphan that the cleaner is to delete, with its number.
+#[derive(Debug)]
+struct Queued {
+    number: u64,
+    entry: Arc<InodeEntry>,
+    by: EvictBy,
+}
+
 #[derive(Debug, Default)]
 struct State {
     is_due: bool,
     thread: Thread,
     /// A caller deletes a large orphan.
     is_caller_evicting: bool,
-    /// Orphans that the cleaner is to delete, by their numbers.
-    evictions: VecDeque<(u64, Arc<InodeEntry>)>,
+    /// Orphans that the cleaner is to delete.
+    evictions: VecDeque<Queued>,
+    /// How many of them callers have left that could have deleted them.
+    large: usize,
     /// Number of the last of them.
     last: u64,
     /// Subvolumes of the orphans that are queued or being deleted, by their numbers.
@@ -114,6 +129,11 @@ struct State {
 impl State {
     fn is_stopped(&self) -> bool {
         self.thread == Thread::Stopped
+    }
+
+    /// Counts an orphan that has left the queue.
+    fn has_left(&mut self, queued: &Queued) {
+        self.large -= usize::from(queued.by == EvictBy::Caller);
     }
 }
 
@@ -131,7 +151,8 @@ impl CleanerSignal {
     ) -> Option<Evicting<'_>> {
         let mut state = self.state();
         let is_alone = !state.is_caller_evicting && by == EvictBy::Caller;
-        let is_left = state.thread == Thread::Runs && state.evictions.len() < EVICTIONS_MAX;
+        let has_place = by == EvictBy::Cleaner || state.large < LARGE_MAX;
+        let is_left = state.thread == Thread::Runs && has_place;
         state.last += 1;
         let number = state.last;
         state.pending.insert(number, entry.id.subvolume);
@@ -139,17 +160,53 @@ impl CleanerSignal {
             state.is_caller_evicting |= is_alone;
             return Some(Evicting { signal: self, number, is_alone });
         }
-        state.evictions.push_back((number, Arc::clone(entry)));
+        state.large += usize::from(by == EvictBy::Caller);
+        state.evictions.push_back(Queued { number, entry: Arc::clone(entry), by });
         drop(state);
         self.wake.notify_all();
         None
     }
 
-    /// Returns the next orphan that the cleaner is to delete.
-    pub(super) fn next_eviction(&self) -> Option<(Arc<InodeEntry>, Evicting<'_>)> {
+    /// Returns the number of the last orphan that was queued or whose deletion has begun.
+    pub(super) fn last(&self) -> u64 {
+        self.state().last
+    }
+
+    /// Returns the next orphan that the cleaner is to delete, of those up to a number.
+    pub(super) fn next_eviction(&self, until: u64) -> Option<(Arc<InodeEntry>, Evicting<'_>)> {
         let mut state = self.state();
-        let next = if state.is_stopped() { None } else { state.evictions.pop_front() };
-        next.map(|(number, entry)| (entry, Evicting { signal: self, number, is_alone: false }))
+        let is_next = |queued: &Queued| queued.number <= until;
+        if state.is_stopped() || !state.evictions.front().is_some_and(is_next) {
+            return None;
+        }
+        self.take_eviction(&mut state)
+    }
+
+    /// Returns a queued orphan, also after the cleaner was stopped.
+    pub(super) fn next_eviction_at_end(&self) -> Option<(Arc<InodeEntry>, Evicting<'_>)> {
+        self.take_eviction(&mut self.state())
+    }
+
+    fn take_eviction(&self, state: &mut State) -> Option<(Arc<InodeEntry>, Evicting<'_>)> {
+        let queued = state.evictions.pop_front()?;
+        state.has_left(&queued);
+        Some(self.evicting(queued))
+    }
+
+    /// Returns the last queued orphan for a caller to delete, if too many are queued and it is
+    /// small (law 2).
+    pub(crate) fn next_to_help(&self) -> Option<(Arc<InodeEntry>, Evicting<'_>)> {
+        let mut state = self.state();
+        let is_small = |queued: &Queued| queued.by == EvictBy::Cleaner;
+        if state.evictions.len() <= QUEUED_MAX || !state.evictions.back().is_some_and(is_small) {
+            return None;
+        }
+        state.evictions.pop_back().map(|queued| self.evicting(queued))
+    }
+
+    fn evicting(&self, queued: Queued) -> (Arc<InodeEntry>, Evicting<'_>) {
+        let Queued { number, entry, .. } = queued;
+        (entry, Evicting { signal: self, number, is_alone: false })
     }
 
     /// Waits until orphans that are queued or being deleted now are deleted (law 3): those in
@@ -181,6 +238,18 @@ impl CleanerSignal {
     #[cfg(test)]
     pub(crate) fn is_awaited(&self) -> bool {
         self.state().awaiting > 0
+    }
+
+    /// Returns the number of queued orphans.
+    #[cfg(test)]
+    pub(super) fn queued(&self) -> usize {
+        self.state().evictions.len()
+    }
+
+    /// Whether the cleaner has begun with all read-only subvolumes that were used.
+    #[cfg(test)]
+    pub(super) fn has_taken_read_only(&self) -> bool {
+        self.state().read_only.is_empty()
     }
 
     pub(super) fn start(&self) {

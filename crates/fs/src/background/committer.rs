@@ -243,7 +243,7 @@ impl Filesystem {
         Writing::begin(write_state, wait).ok_or(Error::WouldBlock)
     }
 
-    /// Keeps the dirty data in memory within its limits (law 3).
+    /// Keeps the dirty data in memory, and the queue of orphans, within their limits (law 3).
     fn throttle(&self, write_state: &WriteState, wait: Wait) -> Result<()> {
         if self.has_much_to_write_back(write_state) {
             may_block(wait)?;
@@ -253,6 +253,13 @@ impl Filesystem {
         if self.has_much_to_commit(write_state)? {
             may_block(wait)?;
             self.commit()?;
+        }
+        if wait == Wait::Block
+            && let Some((entry, evicting)) = write_state.cleaner.next_to_help()
+        {
+            // If deleting fails, the next open for writing finds the orphan item.
+            drop(self.evict_orphan_while(&entry, &|| true));
+            drop(evicting);
         }
         Ok(())
     }

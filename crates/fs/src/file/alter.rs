@@ -138,10 +138,16 @@ pub(crate) fn compression_of(tree: &Tree, ino: Ino, inode: &Inode) -> Result<Opt
         return Ok(None);
     }
     let value = names::xattr(tree, ino, COMPRESSION)?;
-    Ok(match value.as_deref().and_then(CompressionProperty::parse) {
+    Ok(named_compression(inode.flags, value.as_deref()))
+}
+
+/// Returns the compression algorithm that a property names, on a file with these flags.
+pub(crate) fn named_compression(flags: InodeFlags, property: Option<&[u8]>) -> Option<Compression> {
+    let property = property.filter(|_| flags.contains(InodeFlags::COMPRESS));
+    match property.and_then(CompressionProperty::parse) {
         Some(CompressionProperty::With(compression)) => Some(compression),
         Some(CompressionProperty::Unset | CompressionProperty::Never) | None => None,
-    })
+    }
 }
 
 /// Writes `attributes` to an inode item, except for what belongs to its extents; returns the item.

@@ -1,6 +1,6 @@
 //! The flags that `chattr` changes and `lsattr` shows.
 
-use crate::file::alter::compression_of;
+use crate::file::alter::named_compression;
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::Inode;
@@ -49,7 +49,7 @@ impl Filesystem {
         state.inheritance = None;
         if let Some(file) = &mut state.file {
             file.set_flags(inode.flags);
-            file.set_property(compression_of(&subvolume.tree, Ino(id.ino), &inode)?);
+            file.set_property(named_compression(inode.flags, planned.compression));
         }
         Ok(())
     }

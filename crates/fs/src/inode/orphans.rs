@@ -59,11 +59,7 @@ impl Filesystem {
     /// Deletes an orphan, unless it is pinned, or leaves it to the cleaner thread (law 3). A thread
     /// that is to wait for no device leaves all to it.
     pub(crate) fn evict_orphan(&self, entry: &Arc<InodeEntry>, by: EvictBy) -> Result<()> {
-        let bytes = |inode: Inode| inode.size.max(inode.bytes_used);
-        let is_large = entry
-            .cached()
-            .is_some_and(|inode| inode.kind == FileKind::File && bytes(inode) > DELETE_BYTES_MAX);
-        if !is_large && by == EvictBy::Caller {
+        if !is_large_orphan(entry) && by == EvictBy::Caller {
             return self.evict_orphan_while(entry, &|| true);
         }
         let write_state = self.write_state()?;
@@ -86,12 +82,23 @@ impl Filesystem {
     /// Deletes the orphans of a read-only subvolume, which no operation that writes opens: those
     /// that a snapshot has from its source, and those that the last use of the volume left.
     pub(crate) fn delete_orphans_of_read_only(&self, write_state: &WriteState, id: u64) {
+        self.delete_orphans_of_read_only_while(write_state, id, &|| true);
+    }
+
+    /// As [`Self::delete_orphans_of_read_only`], as long as `goes_on` returns true, which is called
+    /// between two steps. What is left then is deleted after the next open.
+    pub(crate) fn delete_orphans_of_read_only_while(
+        &self,
+        write_state: &WriteState,
+        id: u64,
+        goes_on: &dyn Fn() -> bool,
+    ) {
         let found = self.subvolume_tree(id).map(|tree| names::orphans(&tree, Ino(0), 1));
         if matches!(found, Ok(Ok(found)) if found.is_empty()) {
             return;
         }
         let owner = Owner::Shared(FileId::root_of(id));
-        let left = self.delete_orphans(write_state, owner);
+        let left = self.delete_orphans(write_state, owner, goes_on);
         // At the end of a stream, they are looked for again.
         if let Some(left) = left.filter(|_| !write_state.sent.has(id)) {
             write_state.left_orphans().push(left);
@@ -167,9 +174,14 @@ impl Filesystem {
         Ok(end)
     }
 
-    /// Deletes all orphans of a subvolume. Skips an inode that cannot be deleted, which is left for
-    /// the next open; returns what was left.
-    fn delete_orphans(&self, write_state: &WriteState, owner: Owner<'_>) -> Option<LeftOrphans> {
+    /// Deletes all orphans of a subvolume as long as `goes_on` returns true. Skips an inode that
+    /// cannot be deleted, which is left for the next open; returns what was left.
+    fn delete_orphans(
+        &self,
+        write_state: &WriteState,
+        owner: Owner<'_>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Option<LeftOrphans> {
         let mut left: Option<LeftOrphans> = None;
         let (id, mut from) = (owner.id(), Some(Ino(0)));
         while let Some(start) = from.take() {
@@ -188,11 +200,11 @@ impl Filesystem {
             for ino in &found {
                 // An orphan can be open by its id: then its last pin deletes it.
                 let entry = write_state.table.entry(FileId::new(id.0, ino.0));
-                match self.delete_orphan(write_state, owner, &entry, &|| true) {
+                match self.delete_orphan(write_state, owner, &entry, goes_on) {
                     Ok(()) | Err(Error::Stale { .. }) => continue,
                     Err(error) => LeftOrphans::add(&mut left, id, Some(*ino), error),
                 }
-                if self.forest().write_error().is_some() {
+                if self.forest().write_error().is_some() || !goes_on() {
                     return left;
                 }
             }
@@ -208,7 +220,7 @@ impl Filesystem {
         write_state: &WriteState,
         subvolume: &WritableSubvolume,
     ) -> Option<LeftOrphans> {
-        self.delete_orphans(write_state, Owner::Opening(subvolume))
+        self.delete_orphans(write_state, Owner::Opening(subvolume), &|| true)
     }
 
     /// Deletes an orphan, unless it is pinned, as long as `goes_on` returns true.
@@ -284,6 +296,13 @@ impl Filesystem {
     }
 }
 
+/// Whether an orphan has so much data that its deletion may take long.
+pub(crate) fn is_large_orphan(entry: &InodeEntry) -> bool {
+    let bytes = |inode: Inode| inode.size.max(inode.bytes_used);
+    let is_large = |inode: Inode| inode.kind == FileKind::File && bytes(inode) > DELETE_BYTES_MAX;
+    entry.cached().is_some_and(is_large)
+}
+
 /// Refuses the root of a subvolume, and a directory that has entries but no name.
 fn require_deletable(subvolume: &WritableSubvolume, ino: Ino, inode: &Inode) -> Result<()> {
     if inode.kind != FileKind::Directory {
@@ -328,10 +347,14 @@ mod tests {
 
     /// With a commit interval, there is a cleaner thread.
     fn filesystem_with(options: MountOptions) -> Filesystem {
-        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
-        butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
         let options = options.read_only(false);
-        Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap()
+        Filesystem::open_devices(vec![device()], &options).unwrap()
+    }
+
+    fn device() -> Arc<dyn Device> {
+        let device = MemoryDevice::new("memory", 256 << 20);
+        butternut_mkfs::make(&device, &MkfsOptions::default()).unwrap();
+        Arc::new(device)
     }
 
     fn wait_until(is_so: impl Fn() -> bool) {
@@ -672,5 +695,30 @@ mod tests {
             assert!(!has_orphans());
             fs.close().unwrap();
         }
+    }
+
+    /// As after `rm -r` and an immediate unmount. The cleaner has not deleted all by then.
+    #[test]
+    fn removed_directories_are_deleted_before_the_volume_is_closed() {
+        use crate::server::FilesystemExt;
+        const DIRS: u64 = 1000;
+        let device = device();
+        let options = MountOptions::default().commit_seconds(3600).read_only(false);
+        let fs = Filesystem::open_devices(vec![Arc::clone(&device)], &options).unwrap();
+        let root = fs.root();
+        let pins: Vec<_> = (0..DIRS)
+            .map(|number| {
+                let name = number.to_string();
+                let id = fs.mkdir(root, name.as_bytes(), &NewInode::new(0o755)).unwrap();
+                let pin = FilesystemExt::pin(&fs, id).unwrap().unwrap();
+                fs.rmdir(root, name.as_bytes()).unwrap();
+                pin
+            })
+            .collect();
+        pins.into_iter().for_each(crate::server::Pin::unpin_in_background);
+        fs.close().unwrap();
+        let fs = Filesystem::open_devices(vec![device], &MountOptions::default()).unwrap();
+        let tree = fs.subvolume_tree(root.subvolume).unwrap();
+        assert_eq!(names::orphans(&tree, Ino(0), 1).unwrap(), []);
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! Callers check which attributes of which inodes may be set.
 
-use crate::file::alter::compression_of;
+use crate::file::alter::named_compression;
 use crate::inode::table::InodeEntry;
 use crate::stats::latency::Operation;
 use crate::write_state::{WritableSubvolume, WriteState};
@@ -87,6 +87,8 @@ impl Filesystem {
             return Ok(());
         }
         entry.set_no_privileges(false);
+        // Nothing may fail after the change.
+        let compression = named_compression(planned.inode.flags, planned.value.as_deref());
         self.store_xattr(write_state, &subvolume, &entry, name, how, planned)?;
         if matches!(name, DEFAULT_ACL | COMPRESSION) {
             state.inheritance = None;
@@ -94,7 +96,7 @@ impl Filesystem {
         if let (Some(file), Some(inode)) = (&mut state.file, entry.cached()) {
             file.set_flags(inode.flags);
             if name == COMPRESSION {
-                file.set_property(compression_of(&subvolume.tree, Ino(id.ino), &inode)?);
+                file.set_property(compression);
             }
         }
         Ok(())

@@ -232,10 +232,13 @@ impl<'a, 'r> Receiver<'a, 'r> {
         }
         let origin = last.map(|last| last.id).or(source.as_ref().map(|source| source.id));
         let access = SnapshotAccess::ReadWrite;
-        let id = match origin {
-            None => self.filesystem.create_subvolume(self.dir, name, &NewInode::new(0o755))?,
-            Some(origin) => self.filesystem.snapshot(origin, self.dir, name, access)?,
+        let made = match origin {
+            None => self.filesystem.create_subvolume(self.dir, name, &NewInode::new(0o755)),
+            Some(origin) => self.filesystem.snapshot(origin, self.dir, name, access),
         };
+        // The checkpoint stays.
+        let kept = last.map(|last| last.progress.commands);
+        let id = made.inspect_err(|_| self.report.resumable = kept)?;
         let applied = last.map_or(self.progress, |last| last.progress);
         let parent_uuid = last.map(|_| source.map_or(Uuid([0; 16]), |source| Uuid(source.uuid)));
         let (name, is_snapshot) = (name.to_vec(), parent.is_some());

@@ -111,10 +111,14 @@ impl Filesystem {
     }
 
     /// Returns the subvolume of a name, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Exists`]: another kind of entry has the name.
     pub(super) fn received_at(&self, dir: FileId, name: &[u8]) -> Result<Option<SubvolumeInfo>> {
         match self.lookup(dir, name) {
             Ok(id) if id.is_subvolume_root() => self.subvolume(id.subvolume).map(Some),
-            Ok(_) | Err(Error::NotFound) => Ok(None),
+            Ok(_) => Err(Error::Exists),
+            Err(Error::NotFound) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -66,6 +66,7 @@ pub(crate) fn send_inodes(
             return Ok(());
         };
         last = ino;
+        out.require_wanted()?;
         let touch = touched.next_if(|(other, _)| **other == ino).map(|(_, touch)| touch);
         let changed = changed.filter(|(other, _)| *other == ino).map(|(_, changed)| changed);
         if changed.is_some_and(|changed| changed.new.is_none()) {

@@ -7,6 +7,7 @@
 
 use crate::Result;
 use crate::inspect::{Block, child};
+use crate::send::watch::Watch;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
 use butternut_tree::Tree;
@@ -50,19 +51,24 @@ struct Step {
 
 /// Returns the inodes of which an item is in one tree only, or differs. Without an old tree, that
 /// is every inode of the new one.
-pub(crate) fn changed_inodes(old: Option<&Tree>, new: &Tree) -> Result<Vec<(u64, Parts)>> {
+pub(crate) fn changed_inodes(
+    old: Option<&Tree>,
+    new: &Tree,
+    watch: &Watch<'_>,
+) -> Result<Vec<(u64, Parts)>> {
     let mut found = Found::default();
     match old {
-        Some(old) => compare(old, new, &mut found)?,
-        None => scan(new, &mut found)?,
+        Some(old) => compare(old, new, watch, &mut found)?,
+        None => scan(new, watch, &mut found)?,
     }
     Ok(found.0)
 }
 
-fn scan(tree: &Tree, found: &mut Found) -> Result<()> {
+fn scan(tree: &Tree, watch: &Watch<'_>, found: &mut Found) -> Result<()> {
     let mut cursor = tree.scan();
     cursor.seek(&Key::new(*INODES.start(), ItemType(0), 0))?;
     while let Some(key) = cursor.key() {
+        watch.check()?;
         if !INODES.contains(&key.objectid) {
             break;
         }
@@ -72,12 +78,13 @@ fn scan(tree: &Tree, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-fn compare(old: &Tree, new: &Tree, found: &mut Found) -> Result<()> {
+fn compare(old: &Tree, new: &Tree, watch: &Watch<'_>, found: &mut Found) -> Result<()> {
     if is_same_block(&old.root(), &new.root()) {
         return Ok(());
     }
     let (mut old, mut new) = (Side::open(old)?, Side::open(new)?);
     loop {
+        watch.check()?;
         match (old.key(), new.key()) {
             (None, None) => return Ok(()),
             (Some(_), None) => old.pass(found)?,

@@ -132,6 +132,7 @@ impl Receiver<'_, '_, '_> {
         let size = self.file.len();
         let mut end = 0;
         for extent in self.file.extents(0..size) {
+            self.out.require_wanted()?;
             let extent = extent?;
             if holds_data(&extent) {
                 end = end_of(&extent).min(size);
@@ -156,6 +157,7 @@ impl Receiver<'_, '_, '_> {
         let mut before = self.old.as_ref().map(|old| OldExtents::of(old, self.reach));
         let reach = self.reach;
         for extent in self.file.extents(0..size) {
+            self.out.require_wanted()?;
             let extent = extent?;
             let end = end_of(&extent).min(size);
             let mut at = extent.offset;

@@ -12,6 +12,7 @@
 //! the same number adds an entry for everything in it.
 
 use crate::send::compare::{Parts, changed_inodes};
+use crate::send::watch::Watch;
 use crate::{Error, Result};
 use butternut_format::inode::{FileKind, Inode};
 use butternut_format::key::{ItemType, Key};
@@ -129,10 +130,11 @@ impl Changed {
 
 impl Inodes {
     /// Compares the subvolumes.
-    pub(crate) fn read(trees: &Trees) -> Result<Self> {
+    pub(crate) fn read(trees: &Trees, watch: &Watch<'_>) -> Result<Self> {
         let mut inodes = Self(BTreeMap::new());
         let mut replaced = Vec::new();
-        for (ino, parts) in changed_inodes(trees.old.as_ref(), &trees.new)? {
+        for (ino, parts) in changed_inodes(trees.old.as_ref(), &trees.new, watch)? {
+            watch.check()?;
             let changed = Changed::read(trees, ino, parts)?;
             let is_directory =
                 |head: Option<Head>| head.is_some_and(|head| head.kind == FileKind::Directory);
@@ -144,15 +146,16 @@ impl Inodes {
             }
         }
         for dir in replaced {
-            inodes.add_entries(trees, dir)?;
+            inodes.add_entries(trees, dir, watch)?;
         }
         Ok(inodes)
     }
 
     /// Adds what is in a new directory: its names lead to another directory than before, even if
     /// their items are the same.
-    fn add_entries(&mut self, trees: &Trees, dir: u64) -> Result<()> {
+    fn add_entries(&mut self, trees: &Trees, dir: u64, watch: &Watch<'_>) -> Result<()> {
         for entry in names::list(&trees.new, Ino(dir), 0) {
+            watch.check()?;
             let Target::Inode(Ino(ino)) = entry?.target else { continue };
             if let Some(known) = self.0.get_mut(&ino) {
                 known.parts.names = true;

@@ -81,6 +81,7 @@ impl Namespace<'_, '_> {
         let mut last = ROOT;
         while let Some((ino, changed)) = self.paths.inodes.after(last) {
             last = ino;
+            self.out.require_wanted()?;
             let Some(new) = changed.new else { continue };
             match (new.kind, changed.is_kept) {
                 (FileKind::Directory, true) => self.move_directory(ino, changed)?,
@@ -414,6 +415,7 @@ impl Namespace<'_, '_> {
         let mut last = ROOT;
         while let Some((ino, changed)) = self.paths.inodes.after(last) {
             last = ino;
+            self.out.require_wanted()?;
             let Some(old) = changed.old.filter(|old| old.kind != FileKind::Directory) else {
                 continue;
             };
@@ -444,6 +446,7 @@ impl Namespace<'_, '_> {
         let gone: Vec<Node> = self.paths.inodes.iter().filter_map(is_gone).collect();
         let mut by_depth = Vec::with_capacity(gone.len());
         for dir in gone {
+            self.out.require_wanted()?;
             let path = self.paths.of_directory(dir)?;
             by_depth.push((path.split(|byte| *byte == b'/').count(), dir));
         }

@@ -1,5 +1,6 @@
 //! [`Output`]: encodes the commands of a stream, and writes them to the caller's writer.
 
+use crate::send::watch::Watch;
 use crate::{Error, Result};
 use butternut_format::stream::{Command, StreamVersion, check_path};
 use std::io::Write;
@@ -8,14 +9,25 @@ use std::io::Write;
 pub(crate) struct Output<'a> {
     to: &'a mut dyn Write,
     version: StreamVersion,
+    watch: &'a Watch<'a>,
     bytes: Vec<u8>,
 }
 
 impl<'a> Output<'a> {
     /// Writes the header of the stream.
-    pub(crate) fn begin(to: &'a mut dyn Write, version: StreamVersion) -> Result<Self> {
+    pub(crate) fn begin(
+        to: &'a mut dyn Write,
+        version: StreamVersion,
+        watch: &'a Watch<'a>,
+    ) -> Result<Self> {
         to.write_all(&version.encode()).map_err(Error::StreamOutput)?;
-        Ok(Self { to, version, bytes: Vec::new() })
+        Ok(Self { to, version, watch, bytes: Vec::new() })
+    }
+
+    /// Fails if the caller wants no more of the stream. Called for each inode, which may have no
+    /// command.
+    pub(crate) fn require_wanted(&self) -> Result<()> {
+        self.watch.check()
     }
 
     pub(crate) fn version(&self) -> StreamVersion {

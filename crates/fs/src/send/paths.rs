@@ -7,9 +7,11 @@
 //! link as the directory of an inode; a receiver would follow that link.
 
 use crate::send::inodes::{Inodes, Node, Place, ROOT, Trees, corrupt};
+use crate::send::watch::Watch;
 use crate::{Error, Result};
 use butternut_format::inode::FileKind;
 use butternut_format::units::Ino;
+use butternut_format::uuid::Uuid;
 use butternut_names::{self as names, DEPTH_MAX, Link};
 use std::collections::HashMap;
 
@@ -26,14 +28,16 @@ const TRIES_MAX: u32 = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct Paths {
     pub(crate) trees: Trees,
+    uuid: Uuid,
     pub(crate) inodes: Inodes,
     cached: HashMap<Node, Vec<u8>>,
 }
 
 impl Paths {
-    pub(crate) fn new(trees: Trees) -> Result<Self> {
-        let inodes = Inodes::read(&trees)?;
-        Ok(Self { trees, inodes, cached: HashMap::new() })
+    /// `uuid` is that of the new subvolume.
+    pub(crate) fn new(trees: Trees, uuid: Uuid, watch: &Watch<'_>) -> Result<Self> {
+        let inodes = Inodes::read(&trees, watch)?;
+        Ok(Self { trees, uuid, inodes, cached: HashMap::new() })
     }
 
     /// Forgets the cached paths: a directory has moved.
@@ -122,12 +126,13 @@ impl Paths {
     }
 
     /// Returns the temporary name of an inode of the parent: the first that neither subvolume has
-    /// in its root directory.
+    /// in its root directory. The UUID of the new one is in it, which no program knows that makes
+    /// names before the snapshot.
     pub(crate) fn orphan_name(&self, ino: u64) -> Result<Vec<u8>> {
         let head = self.inodes.get(ino).and_then(|changed| changed.old);
         let generation = head.map_or(0, |head| head.generation.0);
         for number in 0..TRIES_MAX {
-            let name = format!("o{ino}-{generation}-{number}").into_bytes();
+            let name = format!("o{ino}-{generation}-{}-{number}", self.uuid).into_bytes();
             let is_in = |tree| names::lookup(tree, Ino(ROOT), &name);
             let is_in_old = self.trees.old.as_ref().map(is_in).transpose()?.flatten();
             if is_in_old.is_none() && is_in(&self.trees.new)?.is_none() {

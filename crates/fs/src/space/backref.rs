@@ -126,15 +126,19 @@ impl<'a> Backrefs<'a> {
         if !data.tree.is_subvolume() {
             return Ok(ControlFlow::Continue(()));
         }
-        let Some(tree) = self.filesystem.forest().tree(data.tree)? else {
+        let forest = self.filesystem.forest();
+        // No leaf that is freed from here on is reused before the search ends.
+        let _epoch = forest.enter_read_epoch();
+        let Some(tree) = forest.tree(data.tree)? else {
             return Ok(ControlFlow::Continue(()));
         };
+        let from = self.first_key_left(data.tree)?;
         let (mut found, mut items_left) = (Vec::new(), data.count);
         let mut cursor = tree.cursor();
         // `offset` is the file offset minus the offset into the extent, and may be negative.
         let start = if data.offset > u64::MAX / 2 { 0 } else { data.offset };
         let end = data.offset.wrapping_add(FILE_BYTES_MAX);
-        cursor.seek(&Key::new(data.ino.0, ItemType::EXTENT_DATA, start))?;
+        cursor.seek(&Key::new(data.ino.0, ItemType::EXTENT_DATA, start).max(from))?;
         while let Some((key, bytes)) = cursor.item_parts() {
             if key.objectid != data.ino.0
                 || key.item_type != ItemType::EXTENT_DATA
@@ -160,6 +164,14 @@ impl<'a> Backrefs<'a> {
             }
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    /// Returns the first key whose leaf is not freed: in a subvolume that is being deleted, nodes
+    /// still name the leaves before it.
+    fn first_key_left(&self, tree: TreeId) -> Result<Key> {
+        let root = self.filesystem.forest().root_item(tree)?;
+        let deleted = root.filter(|(_, root)| root.refs() == 0);
+        Ok(deleted.map_or(Key::MIN, |(_, root)| Key::from(&root.raw().drop_progress)))
     }
 
     /// Follows a reference by leaf.
@@ -216,7 +228,9 @@ impl<'a> Backrefs<'a> {
             // The space of the block is not reused between the look and the read.
             let _epoch = self.filesystem.forest().enter_read_epoch();
             let Some(record) = ExtentRecord::at(&self.extent_tree, at)? else { continue };
-            for reference in record.references(&self.extent_tree, self.visits_max)? {
+            let references = record.references(&self.extent_tree, self.visits_max)?;
+            self.visit(length(references.len()))?;
+            for reference in references {
                 match reference {
                     Reference::Block { tree } => match self.parent_of(tree, &record)? {
                         Parent::Root => {

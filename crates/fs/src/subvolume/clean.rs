@@ -46,10 +46,34 @@ impl Filesystem {
     pub fn clean_subvolumes_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Vec<u64>> {
         let write_state = self.may_begin()?;
         let cleaning = write_state.cleaning.lock();
-        for id in write_state.cleaner.take_read_only() {
-            if goes_on() {
-                self.delete_orphans_of_read_only(write_state, id);
+        let left = self.clean_all(write_state, goes_on);
+        drop(cleaning);
+        left
+    }
+
+    /// As [`Filesystem::clean_subvolumes_while`], for a thread that is not to wait: while another
+    /// thread frees subvolumes, returns those that are left.
+    pub(crate) fn clean_subvolumes_unless_another(
+        &self,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Vec<u64>> {
+        let write_state = self.may_begin()?;
+        let Some(cleaning) = write_state.cleaning.try_lock() else {
+            return self.deleted_subvolumes();
+        };
+        let left = self.clean_all(write_state, goes_on);
+        drop(cleaning);
+        left
+    }
+
+    /// The caller frees alone (law 3).
+    fn clean_all(&self, write_state: &WriteState, goes_on: &dyn Fn() -> bool) -> Result<Vec<u64>> {
+        let mut read_only = write_state.cleaner.take_read_only();
+        while let Some(id) = read_only.pop_first() {
+            if !goes_on() {
+                break;
             }
+            self.delete_orphans_of_read_only_while(write_state, id, goes_on);
         }
         let (mut left, mut failed) = (Vec::new(), None);
         let mut from = Some(Ino(0));
@@ -66,7 +90,6 @@ impl Filesystem {
             }
             from = found.last().and_then(|last| last.0.checked_add(1)).map(Ino);
         }
-        drop(cleaning);
         failed.map_or(Ok(left), Err)
     }
 

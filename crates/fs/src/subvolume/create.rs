@@ -20,6 +20,8 @@
 //!    the default ACL of its directory permits, but no ACL, group, set-group-id bit or flag; and
 //!    the compression property of the root of the subvolume that it is made in, not of its
 //!    directory.
+//! 6. The quota groups of a new subvolume are checked before the commit changes anything. Where
+//!    quotas are off, they are ignored, as in the kernel.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::inheritance::Inheritance;
@@ -31,6 +33,8 @@ use crate::write_state::WriteState;
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::{DeviceNumber, Inode, InodeFlags, RawInodeItem, Time};
 use butternut_format::key::ItemType;
+use butternut_format::quota::QgroupId;
+use butternut_format::refused::Refused;
 use butternut_format::root::{RawRootItem, RootFlags};
 use butternut_format::root_ref::RootRef;
 use butternut_format::units::{Generation, Ino, TreeId};
@@ -69,11 +73,13 @@ pub(crate) struct NewSubvolume {
     pub(crate) received: Option<Uuid>,
     /// The number of subvolumes that are made with it, and of other trees that are changed.
     pub(crate) changes: u64,
+    /// The quota groups that include it.
+    pub(crate) qgroups: Vec<QgroupId>,
 }
 
 impl NewSubvolume {
-    fn one(received: Option<Uuid>) -> Self {
-        Self { id: None, received, changes: 1 }
+    fn one(received: Option<Uuid>, qgroups: &[QgroupId]) -> Self {
+        Self { id: None, received, changes: 1, qgroups: qgroups.to_vec() }
     }
 }
 
@@ -90,13 +96,30 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::create`].
     pub fn create_subvolume(&self, dir: FileId, name: &[u8], new: &NewInode) -> Result<u64> {
+        self.create_subvolume_in_qgroups(dir, name, new, &[])
+    }
+
+    /// As [`Filesystem::create_subvolume`], of a subvolume that these quota groups include, which
+    /// the same commit notes. They are ignored if quotas are off.
+    ///
+    /// # Errors
+    /// As [`Filesystem::create_subvolume`]; [`Error::NoQuotaGroup`]; [`Error::Quota`] for a group
+    /// of level 0.
+    pub fn create_subvolume_in_qgroups(
+        &self,
+        dir: FileId,
+        name: &[u8],
+        new: &NewInode,
+        qgroups: &[QgroupId],
+    ) -> Result<u64> {
+        check_levels(qgroups)?;
         let writing = self.begin()?;
         let subvolume = self.writable_subvolume(&writing, dir)?;
         let directory = RootDirectory::inherit(&subvolume.tree, Ino(dir.ino), new)?;
         self.add_subvolume(
             &writing,
             (dir, name),
-            &NewSubvolume::one(None),
+            &NewSubvolume::one(None, qgroups),
             &mut |at_commit, entry| {
                 let root =
                     empty_root(entry, at_commit.generation(), self.super_block().node_bytes());
@@ -120,6 +143,23 @@ impl Filesystem {
         name: &[u8],
         access: SnapshotAccess,
     ) -> Result<u64> {
+        self.snapshot_in_qgroups(source, (dir, name), access, &[])
+    }
+
+    /// As [`Filesystem::snapshot`], of a snapshot that these quota groups include, which the same
+    /// commit notes. They are ignored if quotas are off.
+    ///
+    /// # Errors
+    /// As [`Filesystem::snapshot`]; [`Error::NoQuotaGroup`]; [`Error::Quota`] for a group of level
+    /// 0.
+    pub fn snapshot_in_qgroups(
+        &self,
+        source: u64,
+        (dir, name): (FileId, &[u8]),
+        access: SnapshotAccess,
+        qgroups: &[QgroupId],
+    ) -> Result<u64> {
+        check_levels(qgroups)?;
         let write_state = self.may_begin()?;
         // Raises the error of a source that does not exist.
         self.subvolume_tree(source)?;
@@ -132,7 +172,7 @@ impl Filesystem {
         self.subvolume_tree(source)?;
         self.write_back_subvolume(write_state, source, &begin)?;
         let received = self.received_uuid(source, access)?;
-        let (at, new) = ((dir, name), NewSubvolume::one(received));
+        let (at, new) = ((dir, name), NewSubvolume::one(received, qgroups));
         let made = self.add_subvolume(write_state, at, &new, &mut |at_commit, entry| {
             at_commit.snapshot(TreeId(source), entry.id, |root| {
                 describe_snapshot(root, &entry.origin, at_commit.generation(), access);
@@ -173,10 +213,16 @@ impl Filesystem {
         let mut uuids = vec![(ItemType::UUID_SUBVOL, uuid)];
         uuids.extend(new.received.map(|received| (ItemType::UUID_RECEIVED_SUBVOL, received)));
         let uuid_tree = UuidTree::of(self.forest(), &uuids);
-        self.forest().commit_many(new.changes, |at_commit| -> Result<()> {
+        let relations = u64::try_from(new.qgroups.len()).unwrap_or(u64::MAX);
+        let changes = new.changes.saturating_add(relations);
+        self.forest().commit_many(changes, |at_commit| -> Result<()> {
+            if let Some(id) = at_commit.missing_qgroup(&new.qgroups) {
+                return Err(Error::NoQuotaGroup { id });
+            }
             make(at_commit, &entry)?;
             add_entry(at_commit, &entry, &mut parent_inode)?;
-            uuid_tree.add(at_commit, &uuids, entry.id)
+            uuid_tree.add(at_commit, &uuids, entry.id)?;
+            Ok(at_commit.include_new_subvolume(entry.id, &new.qgroups)?)
         })?;
         state.next_index = index.checked_add(1);
         parent.set(parent_inode);
@@ -235,6 +281,13 @@ impl RootDirectory {
         }
         Ok(())
     }
+}
+
+/// Fails for groups of level 0, as the kernel does before it looks for them.
+fn check_levels(qgroups: &[QgroupId]) -> Result<()> {
+    let low = qgroups.iter().find(|id| id.level() == 0);
+    let refused = |id: &QgroupId| Refused::new("quota group", *id, "one above level 0");
+    low.map_or(Ok(()), |id| Err(Error::Quota(refused(id))))
 }
 
 /// Adds the directory entry of a new subvolume and its references in the root tree.

@@ -30,9 +30,7 @@ use butternut_format::refused::{Refused, require};
 use butternut_format::root_ref::RootRef;
 use butternut_format::units::{Ino, TreeId};
 use butternut_format::uuid::Uuid;
-use butternut_names::{
-    self as names, Found, NewName, OldName, OldTarget, SubvolumeLink, SubvolumePair, Target,
-};
+use butternut_names::{self as names, Found, NewName, SubvolumeLink, SubvolumePair, Target};
 use butternut_sys::wait::Wait;
 use butternut_tree::AtCommit;
 use std::cell::Cell;
@@ -160,7 +158,8 @@ impl Filesystem {
         let uuid_tree = UuidTree::of(self.forest(), &uuids);
         // Of each nested subvolume, the snapshot is one change, and its entry another.
         let changes = u64::try_from(nested.len()).unwrap_or(u64::MAX).saturating_mul(2);
-        let new = NewSubvolume { id: Some(top), received, changes: changes.saturating_add(1) };
+        let changes = changes.saturating_add(1);
+        let new = NewSubvolume { id: Some(top), received, changes, qgroups: Vec::new() };
         let id = self.add_subvolume(write_state, at, &new, &mut |at_commit, top| {
             let generation = at_commit.generation();
             at_commit.snapshot(TreeId(source), top.id, |root| {
@@ -234,14 +233,15 @@ impl Filesystem {
     }
 }
 
-/// Makes an entry of a snapshot lead to the snapshot of a nested subvolume.
+/// Makes an entry of a snapshot lead to the snapshot of a nested subvolume. The entry is changed in
+/// place: nodes that a split added would have the generation of the snapshot, and the kernel's
+/// deletion of a snapshot takes all blocks of that generation for those of its source.
 fn replace_placeholder(at_commit: &AtCommit<'_>, parent: TreeId, nested: &Nested) -> Result<()> {
     let Nested { link: SubvolumeLink { dir, index, name, .. }, id, .. } = nested;
     let (dir, index, generation): (Ino, u64, _) = (*dir, *index, at_commit.generation());
     let edit = at_commit.tree(parent)?;
-    names::unlink(&edit, &OldName { dir, name, target: OldTarget::Unreferenced { index } })?;
     let found = Found { target: Target::Subvolume(*id), kind: FileKind::Directory };
-    names::link(&edit, &NewName { dir, name, index, found, generation })?;
+    names::retarget(&edit, &NewName { dir, name, index, found, generation })?;
     let roots = at_commit.tree(TreeId::ROOT)?;
     let pair = SubvolumePair { child: *id, parent };
     names::put_root_ref(&roots, pair, &RootRef { dir, index, name })?;

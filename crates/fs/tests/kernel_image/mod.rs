@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use butternut_undo::{LoopGuard, MountGuard};
+use butternut_undo::{LoopGuard, MountGuard, wait_until_released};
 
 /// Bytes of each device, a sparse file.
 const DEVICE_BYTES: u64 = 1 << 30;
@@ -29,7 +29,7 @@ pub(crate) struct KernelImage {
 pub(crate) struct Mount<'a> {
     path: PathBuf,
     guard: Option<MountGuard>,
-    _image: &'a KernelImage,
+    image: &'a KernelImage,
 }
 
 impl Mount<'_> {
@@ -43,6 +43,9 @@ impl Drop for Mount<'_> {
         // After a panic with open files, dropping the guard detaches the mount.
         if let Some(guard) = self.guard.take().filter(|_| !std::thread::panicking()) {
             guard.unmount().unwrap();
+            for device in &self.image.loops {
+                wait_until_released(device.path());
+            }
         }
     }
 }
@@ -88,7 +91,7 @@ impl KernelImage {
         let options = format!("{options}{}", others.collect::<String>());
         let guard = Some(MountGuard::before_mount(&path).unwrap());
         run("mount", &["-t", "btrfs", "-o", &options, &loops[0], &path.to_string_lossy()]);
-        Mount { path, guard, _image: self }
+        Mount { path, guard, image: self }
     }
 
     fn loop_devices(&self) -> Vec<String> {

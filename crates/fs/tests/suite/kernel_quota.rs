@@ -5,9 +5,12 @@
 //! out.
 
 use crate::kernel_image::{KernelImage, kernel_is_here, run};
+use butternut::format::quota::QgroupId;
 use butternut::{
-    DevicePath, FileId, Filesystem, Follow, MountOptions, NewInode, SnapshotAccess, TOP_LEVEL,
+    DevicePath, Error, FileId, Filesystem, Follow, MountOptions, NewInode, SnapshotAccess,
+    TOP_LEVEL,
 };
+use butternut_check::CheckOptions;
 use std::cell::Cell;
 use std::fmt::Write;
 
@@ -17,9 +20,15 @@ fn open(image: &KernelImage) -> Filesystem {
     Filesystem::open(&devices, &options).unwrap()
 }
 
-/// Returns the groups as the kernel shows them.
+/// Returns the groups as the kernel shows them, without the empty ones of deleted subvolumes: it
+/// removes these some time after `subvolume sync` has returned.
 fn shown(path: &str) -> String {
-    run("btrfs", &["qgroup", "show", "--raw", "-pc", path])
+    let shown = run("btrfs", &["qgroup", "show", "--raw", "-pc", path]);
+    let is_removed = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.get(1..3) == Some(&["0", "0"]) && words.last() == Some(&"<stale>")
+    };
+    shown.lines().filter(|line| !is_removed(line)).collect::<Vec<_>>().join("\n")
 }
 
 /// Whether the deletion of a subvolume is half done.
@@ -34,6 +43,7 @@ fn is_half_deleted(path: &str) -> bool {
 /// the numbers are compared when the kernel has ended the deletion.
 fn judge(image: &KernelImage, when: &str) {
     let path = image.devices[0].to_string_lossy().into_owned();
+    check_here(&path, when);
     let is_half_deleted = is_half_deleted(&path);
     if !is_half_deleted {
         count(&path, when);
@@ -51,6 +61,17 @@ fn judge(image: &KernelImage, when: &str) {
     if is_half_deleted {
         count(&path, when);
     }
+}
+
+/// Checks a volume here, which counts what the kernel counts, also where a deletion is half done.
+fn check_here(path: &str, when: &str) {
+    let device = butternut_check::open_device(path.as_ref(), 0, false).unwrap();
+    let report = butternut_check::check(vec![device], &CheckOptions::default()).unwrap();
+    let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+    assert!(findings.is_empty() && report.notes.is_empty(), "{when}: {findings:?} {report:?}");
+    assert!(!report.qgroups.is_empty(), "{when}: nothing was counted");
+    let is_exact = report.qgroups.iter().all(|count| count.stored == count.counted);
+    assert!(is_exact, "{when}: {:?}", report.qgroups);
 }
 
 /// Compares the numbers on disk with those of `btrfs check`.
@@ -77,6 +98,10 @@ fn subvolume(filesystem: &Filesystem, path: &str) -> u64 {
     let id = filesystem.resolve(path.as_bytes(), Follow::Last).unwrap();
     assert!(id.is_subvolume_root(), "{path}");
     id.subvolume
+}
+
+fn group(level: u16, number: u64) -> QgroupId {
+    QgroupId::of(level, number).unwrap()
 }
 
 fn new() -> NewInode {
@@ -242,11 +267,12 @@ impl History {
                 let source = self.dice.of(&self.subvolumes).to_owned();
                 let source = filesystem.resolve(source.as_bytes(), Follow::Last).unwrap().subvolume;
                 let root = filesystem.root();
-                let access = SnapshotAccess::ReadWrite;
+                let (access, at) = (SnapshotAccess::ReadWrite, (root, name.as_bytes()));
+                let groups = &[group(1, 1)][usize::from(self.dice.below(2) == 0)..];
                 if self.dice.below(4) == 0 {
-                    filesystem.create_subvolume(root, name.as_bytes(), &new()).unwrap();
+                    filesystem.create_subvolume_in_qgroups(root, at.1, &new(), groups).unwrap();
                 } else {
-                    filesystem.snapshot(source, root, name.as_bytes(), access).unwrap();
+                    filesystem.snapshot_in_qgroups(source, at, access, groups).unwrap();
                 }
                 self.subvolumes.push(name);
             }
@@ -446,7 +472,6 @@ fn quotas_are_enabled_and_disabled_here() {
     assert!(filesystem.rescan_quotas().is_err());
     assert!(filesystem.enable_quotas().unwrap());
     assert!(!filesystem.enable_quotas().unwrap());
-    let group = |level, number| butternut::format::quota::QgroupId::of(level, number).unwrap();
     let (one, two) = (group(0, subvolume(&filesystem, "one")), group(1, 1));
     filesystem.create_qgroup(two).unwrap();
     assert!(filesystem.create_qgroup(two).is_err());
@@ -485,4 +510,76 @@ fn quotas_are_enabled_and_disabled_here() {
     assert!(filesystem.enable_quotas().unwrap());
     filesystem.close().unwrap();
     judge(&image, "enabled again");
+}
+
+/// The kernel ends an unmount in the middle of the deletion.
+#[test]
+fn the_numbers_of_the_kernel_are_exact_in_the_middle_of_a_deletion() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "btrfs -q subvolume create one; (cd one; seq 20000 | xargs touch)
+        btrfs -q subvolume snapshot one two; (cd two; seq 1 3 10000 | xargs rm); sync -f .
+        btrfs -q subvolume delete -c one";
+    // Where the unmount comes at another moment, the kernel has marked its usage as inconsistent.
+    for _ in 0..20 {
+        let image = KernelImage::make(1, &["-O", "quota", "-n", "4096"], "", script);
+        let path = image.devices[0].to_string_lossy().into_owned();
+        let status = run("btrfs", &["inspect-internal", "dump-tree", "-t", "quota", &path]);
+        if !status.contains("INCONSISTENT") {
+            return check_here(&path, "in the middle of a deletion");
+        }
+    }
+    panic!("the kernel marks its usage as inconsistent each time");
+}
+
+/// As in the kernel, groups of level 0 and groups that do not exist are refused, and all groups are
+/// ignored where quotas are off. The kernel needs a rescan after such a snapshot.
+#[test]
+fn new_subvolumes_are_in_their_groups_from_the_first_commit() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "btrfs -q subvolume create one; head -c 300000 /dev/urandom > one/file
+        btrfs quota enable .; btrfs quota rescan -w . > /dev/null
+        for group in 1/1 1/2 2/1; do btrfs qgroup create $group .; done
+        btrfs -q qgroup assign --no-rescan 1/1 2/1 . || true
+        btrfs -q qgroup assign --no-rescan 0/256 1/2 . || true
+        btrfs quota rescan -w . > /dev/null";
+    let image = KernelImage::make(1, &[], "", script);
+    let filesystem = open(&image);
+    let (root, one) = (filesystem.root(), subvolume(&filesystem, "one"));
+    let (low, none, access) = (group(0, one), group(1, 77), SnapshotAccess::ReadWrite);
+    for (wanted, errno) in [([group(1, 1), low], 22), ([group(1, 1), none], 2)] {
+        let made = [
+            filesystem.create_subvolume_in_qgroups(root, b"refused", &new(), &wanted),
+            filesystem.snapshot_in_qgroups(one, (root, b"refused"), access, &wanted),
+        ];
+        for error in made.map(Result::unwrap_err) {
+            assert_eq!(error.errno(), errno, "{error}");
+        }
+    }
+    assert!(filesystem.lookup(root, b"refused").is_err());
+    let twice = [group(1, 1), group(1, 1)];
+    filesystem.create_subvolume_in_qgroups(root, b"empty", &new(), &twice).unwrap();
+    let both = [group(1, 2), group(2, 1)];
+    let id = filesystem.snapshot_in_qgroups(one, (root, b"snap"), access, &both).unwrap();
+    filesystem.snapshot_in_qgroups(one, (root, b"other"), access, &[group(1, 1)]).unwrap();
+    let quotas = filesystem.quotas().unwrap().unwrap();
+    let of = |id| quotas.groups.iter().find(|found| found.id == id).unwrap();
+    assert_eq!(of(group(0, id)).parents, both);
+    assert!(of(group(1, 1)).usage.referenced > 300_000, "{:?}", of(group(1, 1)));
+    filesystem.close().unwrap();
+    judge(&image, "in groups");
+    let filesystem = open(&image);
+    write(&filesystem, "empty/file", 0, &vec![1; 100_000]);
+    write(&filesystem, "snap/file", 4096, &vec![2; 50_000]);
+    filesystem.close().unwrap();
+    judge(&image, "in groups, after writes");
+    let filesystem = open(&image);
+    filesystem.disable_quotas().unwrap();
+    filesystem.snapshot_in_qgroups(one, (root, b"ignored"), access, &[none]).unwrap();
+    let refused = filesystem.snapshot_in_qgroups(one, (root, b"low"), access, &[low]);
+    assert!(matches!(refused, Err(Error::Quota(_))), "{refused:?}");
+    filesystem.close().unwrap();
 }

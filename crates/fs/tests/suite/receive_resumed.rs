@@ -210,3 +210,19 @@ fn another_first_command_does_not_go_on() {
         resume(&filesystem, interrupted, &mut ReceiveReport::default()).unwrap();
     }
 }
+
+/// What refuses the name is found before anything is made: nothing reports a checkpoint of a
+/// subvolume that was never begun, and nothing deletes it.
+#[test]
+fn a_name_that_a_file_has_leaves_no_checkpoint() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    filesystem.create(root, b"one", &crate::volume::new(0o644)).unwrap();
+    let mut report = ReceiveReport::default();
+    let refused = resume(&filesystem, &first(&[1; 6000]), &mut report).unwrap_err();
+    assert!(said(&refused).contains("exists"), "{}", said(&refused));
+    assert_eq!(report.resumable, None);
+    assert_eq!(names(&filesystem, root), ["one"]);
+    assert!(filesystem.subvolumes().unwrap().is_empty());
+}

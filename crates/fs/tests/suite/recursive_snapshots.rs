@@ -336,3 +336,41 @@ fn a_recursive_snapshot_of_crafted_references_is_refused() {
     let refused = format!("{:?}", refused.expect_err("500 searches of 20,000 entries"));
     assert!(refused.contains("many without references"), "{refused}");
 }
+
+/// Nodes of 4 KiB hold 121 children, and an insertion splits a node of 120 during its descent. Each
+/// file adds one leaf, so one of them leaves 120 children in the root: a change of an entry that
+/// inserted it would split the root of the snapshot alone, in the commit of the snapshot. With two
+/// lengths of names, because a split of a leaf of entries may come in between.
+#[test]
+fn a_snapshot_of_a_recursive_snapshot_outlives_it() {
+    let options = MkfsOptions { node_bytes: Some(4096), ..MkfsOptions::default() };
+    for pad in [4, 60] {
+        let volume = TestVolume::of(192 << 20, &options);
+        let filesystem = volume.open();
+        let root = filesystem.root();
+        create(&filesystem, "top");
+        create(&filesystem, "top/nested");
+        let top = find(&filesystem, "top").subvolume;
+        for number in 0..140 {
+            write(&filesystem, &format!("top/{number:0pad$}"), &[7; 2000]);
+            filesystem.sync().unwrap();
+            if number < 90 {
+                continue;
+            }
+            let access = SnapshotAccess::ReadWrite;
+            let made = filesystem.snapshot_recursive(top, root, b"rec", recursive(access)).unwrap();
+            filesystem.snapshot(made[0].1, root, b"copy", access).unwrap();
+            filesystem.delete_subvolume(find(&filesystem, "rec"), b"nested").unwrap();
+            filesystem.delete_subvolume(root, b"rec").unwrap();
+            assert!(filesystem.clean_subvolumes().unwrap().is_empty());
+            filesystem.sync().unwrap();
+            // Each leaf of the copy is copied, or dropped.
+            write(&filesystem, &format!("copy/{number:0pad$}"), b"changed");
+            filesystem.sync().unwrap();
+            filesystem.delete_subvolume(root, b"copy").unwrap();
+            assert!(filesystem.clean_subvolumes().unwrap().is_empty());
+            filesystem.sync().unwrap();
+        }
+        drop(volume.reopen(filesystem));
+    }
+}

@@ -7,7 +7,9 @@ use butternut::format::key::ItemType;
 use butternut::format::refused::Refused;
 use butternut::format::stream::Command;
 use butternut::receive::StreamReader;
-use butternut::{Error, FileId, Filesystem, MountOptions, Result, SendOptions, SnapshotAccess};
+use butternut::{
+    Error, FileId, Filesystem, MountOptions, RenameFlags, Result, SendOptions, SnapshotAccess,
+};
 
 const NODE_BYTES: usize = 16384;
 const INODE_REF: u8 = 12;
@@ -130,4 +132,26 @@ fn a_damaged_extent_tree_does_not_prevent_a_stream() {
     let sent = send(&damaged, a, None).unwrap();
     assert_eq!(commands(&sent), commands(&whole));
     assert_eq!(sent, whole);
+}
+
+/// A user that may create names in the root directory of a subvolume can guess numbers.
+#[test]
+fn names_that_a_user_has_made_do_not_prevent_a_stream() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let w = fs.create_subvolume(fs.root(), b"w", &new(0o755)).unwrap();
+    let root = FileId::root_of(w);
+    fs.mkdir(root, b"x", &new(0o755)).unwrap();
+    let d = fs.mkdir(root, b"d", &new(0o755)).unwrap();
+    let generation = fs.stat(d).unwrap().generation;
+    let a = snapshot(&fs, w, b"a");
+    for number in 0..1 << 16 {
+        let name = format!("o{}-{generation}-{number}", d.ino);
+        fs.create(root, name.as_bytes(), &new(0o644)).unwrap();
+    }
+    fs.rename((root, b"d"), (root, b"e"), RenameFlags::default()).unwrap();
+    fs.rename((root, b"x"), (root, b"d"), RenameFlags::default()).unwrap();
+    let b = snapshot(&fs, w, b"b");
+    fs.close().unwrap();
+    send(&volume, b, Some(a)).unwrap();
 }

@@ -5,6 +5,7 @@ use crate::volume::{TestVolume, new};
 use butternut::{
     Error, FileId, Filesystem, MountOptions, SendOptions, SendProtocol, SnapshotAccess,
 };
+use std::cell::Cell;
 use std::io::{self, Write};
 use std::sync::Condvar;
 use std::sync::Mutex;
@@ -69,6 +70,30 @@ fn fill(fs: &Filesystem) -> (u64, u64, u64) {
 fn of(parent: u64, others: &[u64]) -> SendOptions {
     let options = SendOptions::default().parent(Some(parent)).clone_sources(others.to_vec());
     options.protocol(SendProtocol::Two)
+}
+
+/// As by a client that was killed while the trees are read, which writes nothing.
+#[test]
+fn a_stream_that_is_not_wanted_any_more_ends_before_its_first_byte() {
+    const CALLS: u32 = 4;
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    let (_, a, b) = fill(&fs);
+    for parent in [None, Some(a)] {
+        let calls = Cell::new(0);
+        let goes_on = || {
+            calls.set(calls.get() + 1);
+            calls.get() < CALLS
+        };
+        let mut sent = Vec::new();
+        let options = SendOptions::default().parent(parent);
+        let ended = fs.send_while(b, &options, &mut sent, &goes_on).unwrap_err();
+        assert!(matches!(ended, Error::StreamOutput(_)), "{ended:?}");
+        assert_eq!(ended.errno(), 125, "ECANCELED");
+        assert_eq!((calls.get(), sent.len()), (CALLS, 0), "{parent:?}");
+    }
+    fs.delete_subvolume(fs.root(), b"b").unwrap();
+    fs.close().unwrap();
 }
 
 #[test]

@@ -370,3 +370,16 @@ fn files_are_deleted_from_a_full_volume_after_modes_were_changed_beside_a_snapsh
     filler.truncate(0).expect("a truncation on a full volume");
     fs.delete_subvolume(root, b"snap").expect("a deletion of a snapshot on a full volume");
 }
+
+/// Any user can ask for that.
+#[test]
+fn a_preallocation_that_cannot_fit_takes_no_space() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let file = fs.open_file(fs.create(fs.root(), b"file", &new(0o644)).unwrap()).unwrap();
+    let groups = || fs.usage().unwrap().groups.iter().map(|group| group.total_bytes).sum::<u64>();
+    let before = groups();
+    let refused = file.allocate(0..1 << 50, Allocate::KeepSize).unwrap_err();
+    assert_eq!(refused.errno(), 28);
+    assert_eq!(groups(), before, "chunks were added");
+}
