@@ -68,13 +68,13 @@ struct Sample {
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let program = tools::butternut(args.butternut.as_ref())
         .context("butternut is missing (cargo install --path crates/cli, or --butternut FILE)")?;
-    let first = sample(&program, &args.mountpoint)?;
+    let answers = sampler(program, args.mountpoint.clone(), args.interval)?;
     let mut view = View::new(args.mountpoint.display().to_string());
+    let first = next(&answers)?;
     view.add(first.at, first.stats);
     if args.once || !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        return once(args, &program, view);
+        return once(view, &answers);
     }
-    let answers = sampler(program, args.mountpoint.clone(), args.interval)?;
     let mut screen = Screen(ratatui::try_init().context("the terminal")?);
     show(&mut screen.0, &mut view, &answers)?;
     Ok(true)
@@ -101,16 +101,17 @@ fn sample(program: &Path, mountpoint: &Path) -> Result<Sample> {
 
 type Answer = Result<Sample, String>;
 
-/// Starts the thread that requests answers. It ends when the receiver is dropped.
+/// Starts the thread that requests answers, the first one at once. It ends when the receiver is
+/// dropped.
 fn sampler(program: PathBuf, mountpoint: PathBuf, interval: Duration) -> Result<Receiver<Answer>> {
     let (sender, answers) = mpsc::channel();
     let run = move || {
         loop {
-            std::thread::sleep(interval);
             let answer = sample(&program, &mountpoint).map_err(|error| format!("{error:#}"));
             if sender.send(answer).is_err() {
                 return;
             }
+            std::thread::sleep(interval);
         }
     };
     std::thread::Builder::new().name("stats".into()).spawn(run)?;
@@ -145,20 +146,25 @@ fn show(terminal: &mut DefaultTerminal, view: &mut View, answers: &Receiver<Answ
     }
 }
 
-/// Prints one frame as text, from two answers.
-fn once(args: &Args, program: &Path, mut view: View) -> Result<bool> {
-    let answers = sampler(program.to_owned(), args.mountpoint.clone(), args.interval)?;
+/// Waits for an answer, or for a signal (law 3).
+fn next(answers: &Receiver<Answer>) -> Result<Sample> {
     loop {
         interrupt::check()?;
         match answers.recv_timeout(POLL) {
-            Ok(Ok(sample)) => view.add(sample.at, sample.stats),
+            Ok(Ok(sample)) => return Ok(sample),
             Ok(Err(why)) => bail!(why),
-            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => bail!("the thread of the statistics has ended"),
         }
-        std::io::stdout().write_all(frame(&mut view)?.as_bytes())?;
-        return Ok(true);
     }
+}
+
+/// Prints one frame as text, from two answers.
+fn once(mut view: View, answers: &Receiver<Answer>) -> Result<bool> {
+    let second = next(answers)?;
+    view.add(second.at, second.stats);
+    std::io::stdout().write_all(frame(&mut view)?.as_bytes())?;
+    Ok(true)
 }
 
 /// Returns a frame as text, without what is about keys.

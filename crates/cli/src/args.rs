@@ -36,7 +36,9 @@ pub(crate) use modify::{
     RmArgs, SetfattrArgs, TouchArgs, TruncateArgs, WriteArgs,
 };
 pub(crate) use mount::{CtlArgs, MountArgs, StatsArgs, UmountArgs};
-pub(crate) use quota::{QgroupCommand, QgroupLimitArgs, QgroupShowArgs, QuotaCommand};
+pub(crate) use quota::{
+    QgroupCommand, QgroupLimitArgs, QgroupShowArgs, QgroupSort, QgroupSortField, QuotaCommand,
+};
 pub(crate) use read::{
     CatArgs, DuArgs, ExportArgs, FilesystemCommand, FindArgs, ListSort, LsArgs, StatArgs,
     SubvolumeListArgs, SubvolumeShowArgs, UnitArgs, UsageArgs, UsageTableArgs, VolumesArgs,
@@ -308,8 +310,12 @@ The check reads every tree and compares all redundant metadata: extents with the
 groups with chunks, device extents and devices, free space with allocated extents, checksums with
 files, directory entries with inodes. It writes nothing. Each finding is printed as
   error: KIND: WHERE: FIELD: have X, want Y
-Warnings are inconsistencies that affect neither reading nor writing. The counters of quota groups
-and the free space cache (v1) are not checked.
+Warnings are inconsistencies that affect neither reading nor writing. The free space cache (v1) is
+not checked.
+
+The usage of quota groups is counted from all extents, and compared with the stored one unless that
+is marked as inconsistent. --qgroup-report prints both in the form of `btrfs check --qgroup-report`:
+what is counted as `our`, what is stored as `disk`.
 
 Exit status: 0 if no damage was found, 4 if damage was found, 8 if the check could not be completed,
 16 for a usage error.";

@@ -176,6 +176,13 @@ pub(crate) fn device_number(path: &Path) -> io::Result<(u32, u32)> {
     Ok((stat.stx_dev_major, stat.stx_dev_minor))
 }
 
+/// As [`device_number`], of the filesystem of an open file.
+pub(crate) fn device_number_of(file: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
+    let stat = statx(file, "", flags, StatxFlags::empty())?;
+    Ok((stat.stx_dev_major, stat.stx_dev_minor))
+}
+
 fn socket_name((major, minor): (u32, u32)) -> String {
     format!("{major}-{minor}.sock")
 }
@@ -284,13 +291,19 @@ fn receive_descriptor(stream: &UnixStream, until: Instant) -> io::Result<(u8, Op
     Ok((byte[0], fd))
 }
 
+/// Returns one line of the protocol.
+fn line_of(value: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec(value)?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
 /// Writes one line.
 ///
 /// # Errors
 /// Fails with `TimedOut` at the time `until`.
 fn send(stream: &mut UnixStream, line: &impl Serialize, until: Instant) -> io::Result<()> {
-    let mut bytes = serde_json::to_vec(line)?;
-    bytes.push(b'\n');
+    let bytes = line_of(line)?;
     let mut left = &bytes[..];
     while !left.is_empty() {
         stream.set_write_timeout(Some(time_left(until)?))?;

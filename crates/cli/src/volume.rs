@@ -2,6 +2,7 @@
 //! it.
 
 pub(crate) mod arg;
+pub(crate) mod image_size;
 pub(crate) mod stream;
 
 use std::ffi::OsString;

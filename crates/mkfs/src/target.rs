@@ -17,6 +17,7 @@ use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_sys::errno::Errno;
 use butternut_sys::file::DiskKind;
 use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// The place where a volume is made.
@@ -110,7 +111,8 @@ fn extend(path: &Path, bytes: u64, is_new: bool) -> Result<(), MkfsError> {
         cause: Errno::from(&error),
     };
     let mut how = OpenOptions::new();
-    let file = how.write(true).create_new(is_new).open(path).map_err(failed)?;
+    // A volume has the contents of files that only their owners may read.
+    let file = how.write(true).create_new(is_new).mode(0o600).open(path).map_err(failed)?;
     file.set_len(bytes).map_err(|error| {
         if is_new {
             std::fs::remove_file(path).ok();

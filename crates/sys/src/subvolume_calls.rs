@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 const SUBVOL_CREATE: libc::c_ulong = 0x5000_940e;
+const SUBVOL_CREATE_V2: libc::c_ulong = 0x5000_9418;
 const SNAP_CREATE_V2: libc::c_ulong = 0x5000_9417;
 const SNAP_DESTROY: libc::c_ulong = 0x5000_940f;
 const SNAP_DESTROY_V2: libc::c_ulong = 0x5000_943f;
@@ -24,6 +25,16 @@ pub const READ_ONLY: u64 = 1 << 1;
 /// Of `SNAP_CREATE_V2`: the subvolumes inside the source are in the snapshot. Only the mounts of
 /// this project have this flag.
 pub const RECURSIVE: u64 = 1 << 63;
+/// Of `SUBVOL_CREATE_V2` and `SNAP_CREATE_V2`: quota groups include the new subvolume. The number
+/// of groups and their ids are at [`QGROUPS_AT`] in the arguments. Only the mounts of this project
+/// have this flag: the kernel's btrfs has a pointer to the ids, which FUSE does not pass on.
+pub const IN_QGROUPS: u64 = 1 << 62;
+/// Where the arguments have the quota groups, behind every name, in bytes.
+pub const QGROUPS_AT: usize = 512;
+/// Maximum number of quota groups of one call.
+pub const QGROUPS_MAX: usize = 64;
+/// The same, with a pointer.
+const QGROUP_INHERIT: u64 = 1 << 2;
 /// The flag of a read-only subvolume in its root item, which `GET_SUBVOL_INFO` returns.
 const ROOT_READ_ONLY: u64 = 1;
 /// Of `SNAP_DESTROY_V2`: the subvolume is named by its id.
@@ -37,6 +48,12 @@ const NAME_V2_AT: usize = 56;
 /// Where the second version has its flags, and the id of a subvolume.
 const FLAGS_AT: usize = 16;
 const ID_AT: usize = 56;
+/// Where the second version has the size in bytes of the structure with quota groups, and its
+/// address.
+const INHERIT_BYTES_AT: usize = 24;
+const INHERIT_AT: usize = 32;
+/// The words of that structure: flags, number of groups, 7 that stay 0, and the ids.
+const INHERIT_WORDS: usize = 9;
 /// Size of the result of `GET_SUBVOL_INFO`, in bytes.
 const INFO_BYTES: usize = 504;
 /// Size of the arguments of `SUBVOL_SYNC_WAIT`, in bytes.
@@ -130,6 +147,76 @@ pub fn snapshot_with(
         .put(FLAGS_AT, &flags.to_ne_bytes())?
         .put(NAME_V2_AT, name)?
         .call(dir, SNAP_CREATE_V2)
+}
+
+/// As [`create`], of a subvolume that quota groups include.
+///
+/// # Errors
+/// As [`create`]; `ENOENT` if there is no such group, `EINVAL` for one of level 0, `E2BIG` for more
+/// than [`QGROUPS_MAX`].
+pub fn create_in_qgroups(dir: BorrowedFd<'_>, name: &[u8], qgroups: &[u64]) -> io::Result<()> {
+    if qgroups.is_empty() {
+        return create(dir, name);
+    }
+    let arguments = || Arguments::<ARGUMENT_BYTES>::new().put(NAME_V2_AT, name);
+    in_qgroups(&arguments, 0, qgroups, dir, SUBVOL_CREATE_V2)
+}
+
+/// As [`snapshot_with`], of a snapshot that quota groups include.
+///
+/// # Errors
+/// As [`snapshot_with`] and [`create_in_qgroups`].
+pub fn snapshot_in_qgroups(
+    dir: BorrowedFd<'_>,
+    name: &[u8],
+    source: impl AsFd,
+    flags: u64,
+    qgroups: &[u64],
+) -> io::Result<()> {
+    if qgroups.is_empty() {
+        return snapshot_with(dir, name, source, flags);
+    }
+    let fd = i64::from(source.as_fd().as_raw_fd());
+    let arguments = || {
+        let arguments = Arguments::<ARGUMENT_BYTES>::new().put(0, &fd.to_ne_bytes())?;
+        arguments.put(NAME_V2_AT, name)
+    };
+    in_qgroups(&arguments, flags, qgroups, dir, SNAP_CREATE_V2)
+}
+
+/// Makes a call with quota groups: in the form of the mounts of this project, or in that of the
+/// kernel's btrfs, which refuses the other one.
+fn in_qgroups(
+    arguments: &dyn Fn() -> io::Result<Arguments<ARGUMENT_BYTES>>,
+    flags: u64,
+    qgroups: &[u64],
+    dir: BorrowedFd<'_>,
+    request: libc::c_ulong,
+) -> io::Result<()> {
+    if qgroups.len() > QGROUPS_MAX {
+        return Err(io::Error::from_raw_os_error(libc::E2BIG));
+    }
+    let count = u64::try_from(qgroups.len()).unwrap_or(u64::MAX);
+    let words = |head: &[u64]| -> Vec<u64> { head.iter().chain(qgroups).copied().collect() };
+    let bytes: Vec<u8> = words(&[count]).iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let called = arguments()?
+        .put(FLAGS_AT, &(flags | IN_QGROUPS).to_ne_bytes())?
+        .put(QGROUPS_AT, &bytes)?
+        .call(dir, request);
+    match called {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+        called => return called,
+    }
+    let mut head = [0; INHERIT_WORDS];
+    head[1] = count;
+    let inherit = words(&head);
+    let address = u64::try_from(inherit.as_ptr().expose_provenance()).unwrap_or(0);
+    let bytes = u64::try_from(size_of_val(inherit.as_slice())).unwrap_or(0);
+    arguments()?
+        .put(FLAGS_AT, &(flags | QGROUP_INHERIT).to_ne_bytes())?
+        .put(INHERIT_BYTES_AT, &bytes.to_ne_bytes())?
+        .put(INHERIT_AT, &address.to_ne_bytes())?
+        .call(dir, request)
 }
 
 /// Deletes the subvolume of a name in a directory, with everything in it.

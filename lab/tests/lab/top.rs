@@ -1,6 +1,7 @@
 //! `top` on a real mount: one frame as text, and the live view in a terminal, which is restored.
 
 use super::setting::{Setting, kernel_tests_enabled, shell};
+use butternut_undo::MountGuard;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -10,6 +11,8 @@ const LEAVE: &str = "\u{1b}[?1049l";
 
 /// A mounted volume.
 struct Mounted {
+    // Dropped before its directory.
+    _guard: MountGuard,
     setting: Setting,
     program: PathBuf,
     path: PathBuf,
@@ -23,10 +26,11 @@ impl Mounted {
         assert!(program.is_file(), "{} is not built", program.display());
         let (image, path) = (setting.image("own.img"), setting.path("mount"));
         std::fs::create_dir(&path).unwrap();
+        let guard = MountGuard::before_mount(&path).unwrap();
         let (own, shown) = (program.display(), path.display());
         shell(&format!("{own} --quiet mkfs {}", image.display()));
         shell(&format!("{own} --quiet mount {} {shown}", image.display()));
-        Self { setting, program, path }
+        Self { _guard: guard, setting, program, path }
     }
 
     /// Starts the view in a terminal of its own; its output goes to the file `screen`.
@@ -121,6 +125,34 @@ fn a_terminal_is_restored_by_the_key_and_by_a_signal() {
         let status = terminal.0.wait().unwrap();
         assert_eq!(status.success(), ends_by_key, "{status}");
         assert!(mounted.screen().contains(LEAVE), "{}", mounted.screen());
+    }
+}
+
+/// The view of a mount that does not respond: its program is one of the test, which waits.
+#[test]
+fn a_view_without_an_answer_ends_by_a_signal() {
+    let setting = Setting::new();
+    let script = "#!/bin/sh\necho $$ > waits.new && mv waits.new waits && exec sleep 100\n";
+    setting.write("program", script);
+    shell(&format!("chmod 755 {}", setting.path("program").display()));
+    for mode in ["", " --once"] {
+        drop(std::fs::remove_file(setting.path("waits")));
+        let program = setting.path("program");
+        let mut view = setting.start(&format!("top{mode} --butternut {} tmp", program.display()));
+        let is_requested = || setting.path("waits").exists();
+        wait_until(is_requested, || setting.errors());
+        super::setting::signal("TERM", view.id());
+        let began = std::time::Instant::now();
+        let status = loop {
+            if let Some(status) = view.try_wait().unwrap() {
+                break status;
+            }
+            assert!(began.elapsed().as_secs() < 60, "{mode}: the signal was not noticed");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        };
+        let waiting = std::fs::read_to_string(setting.path("waits")).unwrap();
+        super::setting::signal("KILL", waiting.trim().parse().unwrap());
+        assert!(!status.success(), "{mode}: {status}");
     }
 }
 

@@ -11,6 +11,9 @@ pub(crate) struct CheckArgs {
     /// Also verify the checksums of all file data, on every mirror
     #[arg(long)]
     pub(crate) check_data_csum: bool,
+    /// Print the usage of all quota groups, too: as counted, and as stored
+    #[arg(short = 'Q', long)]
+    pub(crate) qgroup_report: bool,
     /// Check a volume in use; concurrent changes may be reported as damage
     #[arg(long)]
     pub(crate) force: bool,

@@ -40,7 +40,8 @@ pub(crate) struct MkfsArgs {
     /// Features to enable, or with ^ to disable, separated by commas; list-all lists them
     #[arg(short = 'O', long, value_name = "FEATURE,...")]
     pub(crate) features: Vec<String>,
-    /// Size of the volume; an image file is created or extended [default: the whole device]
+    /// Size of the volume; an image file is created, with mode 600, or extended [default: the whole
+    /// device]
     #[arg(short = 'b', long, alias = "byte-count", value_name = "BYTES")]
     pub(crate) size: Option<String>,
     /// Do not discard the previous contents of a block device (TRIM)

@@ -19,11 +19,23 @@ const QGROUP_HELP: &str = "\
 A quota group is named LEVEL/NUMBER. Each subvolume has the group 0/ID. A group of a higher level
 includes the groups that were assigned to it: what they share counts once.
 
-The numbers are those of the last commit, which is at most 30 seconds old on a mount; `filesystem
-sync` makes one. A group shown as <stale> is that of a subvolume that is deleted; the next commit
-removes it. Only the owner of a mount and root see the numbers of a mounted volume.
-
 VOLUME may be a directory of a volume that `butternut mount` serves.";
+
+const QGROUP_SHOW_HELP: &str = "\
+A quota group is named LEVEL/NUMBER. Each subvolume has the group 0/ID. A group of a higher level
+includes the groups that were assigned to it: what they share counts once.
+
+The numbers are those of the last commit, which is at most 30 seconds old on a mount; --sync makes
+one first. A group shown as <stale> is that of a subvolume that is deleted; the next commit removes
+it. Only the owner of a mount and root see the numbers of a mounted volume.
+
+VOLUME may be a directory of a volume that `butternut mount` serves. -F and -f select the groups of
+the subvolume that contains this directory; those of another subvolume of a volume that is not
+mounted, with VOLUME@SUBVOL.
+
+  butternut qgroup show -pcre --sort=-rfer disk.img
+  butternut qgroup show -F disk.img@home
+  butternut qgroup show -F --sync MOUNT/home";
 
 const LIMIT_HELP: &str = "\
 A write that would exceed a limit fails with EDQUOT, before it changes anything. Deletions succeed,
@@ -33,7 +45,8 @@ needs room for the blocks that it may add, also where it adds none: a new file, 
 of 16 KiB. The data of small files, which is in the metadata, counts when it is written.
 
 A limit of a group of a higher level is one for all that it includes together. A snapshot gets the
-limits of its source, and is in no group of a higher level until it is assigned to one.
+limits of its source, and is in no group of a higher level until it is assigned to one, or
+`subvolume snapshot -i` has made it in one.
 
   butternut qgroup limit 10G 0/256 VOLUME
   butternut qgroup limit -e 5G 1/100 VOLUME
@@ -59,8 +72,8 @@ pub(crate) enum QuotaCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QgroupCommand {
-    /// Show the usage of all quota groups
-    #[command(after_help = QGROUP_HELP)]
+    /// Show the usage of quota groups
+    #[command(after_help = QGROUP_SHOW_HELP)]
     Show(QgroupShowArgs),
     /// Create a quota group
     #[command(after_help = QGROUP_HELP)]
@@ -96,8 +109,65 @@ pub(crate) struct QgroupShowArgs {
     /// Print the limits of the exclusive bytes
     #[arg(short = 'e')]
     pub(crate) limit_exclusive: bool,
+    /// Print only the group of the subvolume and all groups that include it
+    #[arg(short = 'F', group = "of")]
+    pub(crate) of_path: bool,
+    /// Print only the group of the subvolume
+    #[arg(short = 'f', group = "of")]
+    pub(crate) of_path_only: bool,
+    #[allow(clippy::doc_markdown, reason = "the help shows the names of the fields")]
+    /// Sort by these fields: qgroupid, rfer, excl, max_rfer, max_excl, path; with - descending
+    #[arg(long, value_name = "[+-]FIELD,...", value_parser = parse_sort)]
+    #[arg(allow_hyphen_values = true, action = clap::ArgAction::Append)]
+    pub(crate) sort: Vec<QgroupSorts>,
+    /// Commit all changes of a mounted volume first
+    #[arg(long)]
+    pub(crate) sync: bool,
     #[command(flatten)]
     pub(crate) units: UnitArgs,
+}
+
+/// The fields of one `--sort`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct QgroupSorts(pub(crate) Vec<QgroupSort>);
+
+/// A field that quota groups are sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QgroupSort {
+    pub(crate) field: QgroupSortField,
+    pub(crate) is_descending: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QgroupSortField {
+    Qgroupid,
+    Rfer,
+    Excl,
+    MaxRfer,
+    MaxExcl,
+    Path,
+}
+
+fn parse_sort(typed: &str) -> Result<QgroupSorts, String> {
+    let parse = |word: &str| {
+        let (is_descending, name) = match word.strip_prefix('-') {
+            Some(name) => (true, name),
+            None => (false, word.strip_prefix('+').unwrap_or(word)),
+        };
+        let field = match name {
+            "qgroupid" => QgroupSortField::Qgroupid,
+            "rfer" => QgroupSortField::Rfer,
+            "excl" => QgroupSortField::Excl,
+            "max_rfer" => QgroupSortField::MaxRfer,
+            "max_excl" => QgroupSortField::MaxExcl,
+            "path" => QgroupSortField::Path,
+            _ => return Err(format!("no field is named {name:?}")),
+        };
+        Ok(QgroupSort { field, is_descending })
+    };
+    // As in btrfs-progs, nothing between two commas is no error.
+    let words = typed.split(',').filter(|word| !word.is_empty());
+    words.map(parse).collect::<Result<_, _>>().map(QgroupSorts)
 }
 
 #[derive(Debug, Args)]

@@ -222,6 +222,8 @@ pub(crate) struct SubvolumeShowArgs {
     pub(crate) volume: VolumeArgs,
     /// Path of the subvolume [default: the root of VOLUME]
     pub(crate) path: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) units: UnitArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -256,18 +258,27 @@ pub(crate) struct UnitArgs {
     /// Print raw numbers in bytes
     #[arg(short = 'b', long, group = "units")]
     pub(crate) raw: bool,
-    /// Print human-readable numbers in powers of 1000 (kB, MB)
-    #[arg(short = 'H', long, group = "units")]
+    /// Print human-readable numbers in powers of 1024 (KiB, MiB); the default
+    #[arg(long, group = "units")]
+    pub(crate) human_readable: bool,
+    /// Print numbers in powers of 1024; the default
+    #[arg(long, group = "base")]
+    pub(crate) iec: bool,
+    /// Print numbers in powers of 1000 (kB, MB)
+    #[arg(short = 'H', long, group = "base")]
     pub(crate) si: bool,
-    /// Print sizes in KiB
+    /// Print sizes in KiB; in kB with --si
     #[arg(short = 'k', long, group = "units")]
     pub(crate) kbytes: bool,
-    /// Print sizes in MiB
+    /// Print sizes in MiB; in MB with --si
     #[arg(short = 'm', long, group = "units")]
     pub(crate) mbytes: bool,
-    /// Print sizes in GiB
+    /// Print sizes in GiB; in GB with --si
     #[arg(short = 'g', long, group = "units")]
     pub(crate) gbytes: bool,
+    /// Print sizes in TiB; in TB with --si
+    #[arg(short = 't', long, group = "units")]
+    pub(crate) tbytes: bool,
 }
 
 #[derive(Debug, Args)]

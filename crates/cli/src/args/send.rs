@@ -15,7 +15,8 @@ chosen among the clone sources: the subvolume that SUBVOLUME is a snapshot of, o
 of that one which is nearest in time.
 
 FILE is replaced when the stream is complete and durable, and stays as it was if the stream fails.
-It must not be a device of the volume. If stdout is closed before the end of the stream, the exit
+A new FILE has mode 600, since the stream contains files that other users may not read. It must not
+be a device of the volume. If stdout is closed before the end of the stream, the exit
 status is 1. Damage of the extent tree does not prevent a stream, but data that the receiver has may
 then be sent again.
 

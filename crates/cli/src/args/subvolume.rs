@@ -58,10 +58,13 @@ permissions:
 `btrfs subvolume list` and the other commands of btrfs-progs refuse a FUSE mount.";
 
 const SHOW_HELP: &str = "\
+The numbers of the quota group are those of the last commit.
+
 Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 
 The subvolume of a mounted volume is named by its path alone. This needs root, or the user that
-mounted where the mount checks no permissions:
+mounted where the mount checks no permissions; the quota group is shown if `butternut mount` serves
+the volume:
   butternut subvolume show MOUNT/PATH";
 
 const SYNC_HELP: &str = "\
@@ -88,6 +91,9 @@ const CREATE_HELP: &str = "\
 Each subvolume is durable as soon as it is created: if the command fails, those before it stay. They
 belong to the user who runs the command.
 
+With -i, quota groups of a level above 0 include the new subvolumes from the beginning; `qgroup
+create` makes the groups. Where quotas are disabled, -i does nothing.
+
 Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 
 Subvolumes of a mounted volume are named by their paths alone:
@@ -99,6 +105,9 @@ subvolumes inside its source: they appear as empty directories. With --recursive
 snapshots of them, at any depth: all are of one instant, and read-only with -r. The command makes
 all of them or none. They are durable when it ends. Before a subvolume inside a read-only one can be
 deleted, `property set ... ro false` makes the one around it writable.
+
+With -i, quota groups of a level above 0 include the snapshot from the beginning, and their numbers
+are exact: no rescan is needed, as it is after `btrfs subvolume snapshot -i`.
 
 Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 
@@ -118,7 +127,9 @@ writing frees the rest.
 Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 
 Subvolumes of a mounted volume are named by their paths alone, or by an id and a path in the volume;
-their space is freed in the background. This needs root, or the mount option user_subvol_rm_allowed:
+their space is freed in the background. This needs root, or for paths the mount option
+user_subvol_rm_allowed. Only root can list the subvolumes inside others, so -R of another user
+deletes only a subvolume with none inside. A mount point is refused:
   butternut subvolume delete [-R] MOUNT/PATH...
   butternut subvolume delete -i ID MOUNT";
 
@@ -129,6 +140,9 @@ pub(crate) struct SubvolumeCreateArgs {
     /// Paths of the new subvolumes
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<OsString>,
+    /// Add the subvolumes to this quota group, LEVEL/NUMBER; may be repeated
+    #[arg(short = 'i', long = "qgroup", value_name = "QGROUP", action = ArgAction::Append)]
+    pub(crate) qgroups: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -137,8 +151,11 @@ pub(crate) struct SubvolumeSnapshotArgs {
     #[arg(short, long)]
     pub(crate) read_only: bool,
     /// Also make snapshots of the subvolumes inside the source, at their places in the snapshot
-    #[arg(short = 'R', long)]
+    #[arg(short = 'R', long, conflicts_with = "qgroups")]
     pub(crate) recursive: bool,
+    /// Add the snapshot to this quota group, LEVEL/NUMBER; may be repeated
+    #[arg(short = 'i', long = "qgroup", value_name = "QGROUP", action = ArgAction::Append)]
+    pub(crate) qgroups: Vec<String>,
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
     /// Path of the subvolume; / is the root of VOLUME

@@ -1,4 +1,6 @@
-//! `check`: checks a volume for damage. Exit statuses are those of fsck(8).
+//! `check`: checks a volume for damage. Exit statuses are those of fsck(8). The report on quota
+//! groups has the form of `btrfs check --qgroup-report`, without its compressed sizes, which the
+//! kernel does not count.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -6,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use butternut::Subvolume;
 use butternut_check::{
-    CheckError, CheckOptions, Counts, Finding, Report, Severity, check, open_device,
+    CheckError, CheckOptions, Counts, Finding, QgroupCount, Report, Severity, check, open_device,
 };
 use serde_json::Value;
 
@@ -26,7 +28,7 @@ const PROGRESS: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(global: &GlobalArgs, args: &CheckArgs, out: &mut Output) -> Completion {
     let report = check_volume(global, args).and_then(|(volume_arg, report)| {
-        let printed = print(global, &volume_arg, &report, out);
+        let printed = print(global, args, &volume_arg, &report, out);
         match printed.and_then(|()| Ok(out.flush()?)) {
             // The status tells the result, also where nothing reads the findings.
             Ok(()) | Err(Failure::StdoutClosed) => Ok(report),
@@ -70,6 +72,7 @@ fn check_volume(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Rep
         check_data_csum: args.check_data_csum,
         threads: args.threads.map_or(0, usize::from),
         degraded: global.degraded,
+        qgroup_report: args.qgroup_report,
         progress: global.verbose.then_some(&progress),
         ..CheckOptions::default()
     };
@@ -111,12 +114,18 @@ fn describe(counts: &Counts) -> String {
 
 fn print(
     global: &GlobalArgs,
+    args: &CheckArgs,
     volume_arg: &VolumeArg,
     report: &Report,
     out: &mut Output,
 ) -> Result<(), Failure> {
     if global.json {
-        return Ok(json::document(out, as_json(volume_arg, report))?);
+        let mut object = as_json(volume_arg, report);
+        if args.qgroup_report {
+            let counts: Vec<Value> = report.qgroups.iter().map(qgroup_json).collect();
+            object = object.put("qgroups", counts);
+        }
+        return Ok(json::document(out, object)?);
     }
     for finding in &report.findings {
         let word = severity(finding);
@@ -124,6 +133,11 @@ fn print(
     }
     if report.findings_left_out > 0 {
         writeln!(out, "and {} more", report.findings_left_out)?;
+    }
+    if args.qgroup_report {
+        for count in &report.qgroups {
+            print_qgroup(count, out)?;
+        }
     }
     if !global.quiet {
         for note in &report.notes {
@@ -139,6 +153,35 @@ fn print(
         )?;
     }
     Ok(())
+}
+
+fn print_qgroup(count: &QgroupCount, out: &mut Output) -> Result<(), Failure> {
+    let QgroupCount { id, stored, counted } = count;
+    let verdict = if stored == counted { "" } else { "are different" };
+    writeln!(out, "Counts for qgroup id: {id} {verdict}")?;
+    let fields = [
+        ("referenced", counted.referenced, stored.referenced),
+        ("exclusive", counted.exclusive, stored.exclusive),
+    ];
+    for (field, counted, stored) in fields {
+        writeln!(out, "our:\t\t{field} {counted}\ndisk:\t\t{field} {stored}")?;
+        if counted != stored {
+            let difference = i128::from(counted) - i128::from(stored);
+            writeln!(out, "diff:\t\t{field} {difference}")?;
+        }
+    }
+    Ok(())
+}
+
+fn qgroup_json(count: &QgroupCount) -> Value {
+    let QgroupCount { id, stored, counted } = count;
+    json::Object::new()
+        .put("id", id.to_string())
+        .put("referenced_bytes", stored.referenced)
+        .put("exclusive_bytes", stored.exclusive)
+        .put("counted_referenced_bytes", counted.referenced)
+        .put("counted_exclusive_bytes", counted.exclusive)
+        .into()
 }
 
 fn severity(finding: &Finding) -> &'static str {

@@ -159,7 +159,14 @@ impl Source {
         };
         let meta = meta.map_err(failed)?;
         if meta.is_dir() {
-            let dir = File::open(path).map_err(failed)?;
+            // What was looked at may have been replaced: by a symlink that is not followed, or by a
+            // FIFO.
+            let mut flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            if !(is_directory || shown.ends_with(b"/")) {
+                flags |= OFlags::NOFOLLOW;
+            }
+            let dir = openat(rustix::fs::CWD, path, flags, Mode::empty());
+            let dir = File::from(dir.map_err(|error| failed(error.into()))?);
             return Ok(Self::Directory { dir, path: shown });
         }
         if is_directory {

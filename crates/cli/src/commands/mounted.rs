@@ -7,9 +7,9 @@
 //!    names a volume, too: `DIR/disk.img@5`.
 //! 2. Data that other programs have written is in a snapshot: it is synced first.
 
+pub(crate) mod delete;
 pub(crate) mod root_tree;
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -17,13 +17,11 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use butternut::SubvolumeInfo;
+use butternut::format::quota::QgroupId;
 use butternut_fuse::is_own_type;
 use butternut_sys::{mounts, subvolume_calls};
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
-
-use root_tree::MountedVolume;
 
 use super::transaction::received;
 use crate::args::GlobalArgs;
@@ -35,9 +33,6 @@ use crate::output::{Output, json, stderr_line, text};
 use crate::volume::arg;
 
 const KERNEL_TYPE: &str = "btrfs";
-
-/// What to do about a subvolume with others inside it.
-pub(crate) const INSIDE_FIRST: &str = "delete the subvolumes inside it first, or add -R";
 
 /// Returns whether an argument is a path in a mounted volume (law 1). `is_alone`: no path in it is
 /// named.
@@ -120,12 +115,19 @@ impl<'a> Changes<'a> {
     }
 }
 
-/// Creates empty subvolumes.
-pub(crate) fn create(global: &GlobalArgs, paths: &[&OsString], out: &mut Output) -> Outcome {
+/// Creates empty subvolumes, in these quota groups.
+pub(crate) fn create(
+    global: &GlobalArgs,
+    paths: &[&OsString],
+    qgroups: &[QgroupId],
+    out: &mut Output,
+) -> Outcome {
+    let qgroups: Vec<u64> = qgroups.iter().map(|id| id.0).collect();
     let mut changes = Changes::new(global);
     let done = paths.iter().map(Path::new).try_for_each(|path| {
         let (dir, name) = entry(path)?;
-        subvolume_calls::create(dir.as_fd(), name).map_err(|error| failed(path, &error))?;
+        subvolume_calls::create_in_qgroups(dir.as_fd(), name, &qgroups)
+            .map_err(|error| not_made(path, &error, false, &qgroups))?;
         changes.record("created", path);
         Ok(())
     });
@@ -137,8 +139,10 @@ pub(crate) fn snapshot(
     global: &GlobalArgs,
     (source, destination): (&OsStr, &OsStr),
     (read_only, recursive): (bool, bool),
+    qgroups: &[QgroupId],
     out: &mut Output,
 ) -> Outcome {
+    let qgroups: Vec<u64> = qgroups.iter().map(|id| id.0).collect();
     let source_path = Path::new(source);
     let from = open(source_path).map_err(|error| failed(source_path, &error))?;
     let mut path = PathBuf::from(destination);
@@ -153,101 +157,11 @@ pub(crate) fn snapshot(
     rustix::fs::syncfs(&from).map_err(|error| failed(source_path, &error.into()))?;
     let flags = [(read_only, subvolume_calls::READ_ONLY), (recursive, subvolume_calls::RECURSIVE)];
     let flags = flags.iter().filter(|(set, _)| *set).fold(0, |flags, (_, flag)| flags | flag);
-    subvolume_calls::snapshot_with(dir.as_fd(), name, &from, flags)
-        .map_err(|error| not_made(&path, &error, recursive))?;
+    subvolume_calls::snapshot_in_qgroups(dir.as_fd(), name, &from, flags, &qgroups)
+        .map_err(|error| not_made(&path, &error, recursive, &qgroups))?;
     let mut changes = Changes::new(global);
     changes.record("created", &path);
     changes.finish(out)
-}
-
-/// Deletes subvolumes by path, after it has looked all of them up; `recursive`: with the subvolumes
-/// inside them.
-pub(crate) fn delete(
-    global: &GlobalArgs,
-    paths: &[&OsString],
-    recursive: bool,
-    out: &mut Output,
-) -> Outcome {
-    paths.iter().map(Path::new).try_for_each(require_subvolume)?;
-    let mut changes = Changes::new(global);
-    let done = paths.iter().map(Path::new).try_for_each(|path| {
-        let (dir, name) = entry(path)?;
-        if recursive {
-            delete_inside(&mut changes, path, &dir)?;
-        }
-        subvolume_calls::delete(dir.as_fd(), name).map_err(|error| not_deleted(path, &error))?;
-        changes.record("deleted", path);
-        Ok(())
-    });
-    changes.finish_after(done, out)
-}
-
-/// Deletes the subvolumes inside one, by their ids. `dir` is its directory.
-fn delete_inside(changes: &mut Changes<'_>, path: &Path, dir: &File) -> Result<(), Failure> {
-    let volume = MountedVolume::open(path)?;
-    let all = volume.subvolumes()?;
-    for inside in inside(&all, volume.id()?) {
-        let path = inside.path.clone().unwrap_or_else(|| inside.name.clone());
-        let path = Path::new(OsStr::from_bytes(&path));
-        let deleted = subvolume_calls::delete_by_id(dir.as_fd(), inside.id);
-        deleted.map_err(|error| not_deleted(path, &error))?;
-        changes.record("deleted", path);
-    }
-    Ok(())
-}
-
-/// Returns the subvolumes inside `top` at any depth, each before the one that it is in.
-pub(crate) fn inside(all: &[SubvolumeInfo], top: u64) -> Vec<&SubvolumeInfo> {
-    let mut children: BTreeMap<u64, Vec<&SubvolumeInfo>> = BTreeMap::new();
-    for subvolume in all.iter().filter(|subvolume| !subvolume.deleted) {
-        if let Some(parent) = subvolume.parent {
-            children.entry(parent).or_default().push(subvolume);
-        }
-    }
-    let mut found = children.remove(&top).unwrap_or_default();
-    let mut at = 0;
-    while let Some(subvolume) = found.get(at) {
-        // Each list is taken once, so a damaged volume ends this, too.
-        found.extend(children.remove(&subvolume.id).unwrap_or_default());
-        at += 1;
-    }
-    found.reverse();
-    found
-}
-
-/// Fails if no subvolume is at a path. One that the caller may not read is left to the call that
-/// deletes it.
-fn require_subvolume(path: &Path) -> Result<(), Failure> {
-    let (dir, name) = entry(path)?;
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::NOFOLLOW;
-    let found = match openat(&dir, name, flags, Mode::empty()) {
-        Ok(opened) => subvolume_calls::is_read_only(opened.as_fd()).map(drop),
-        Err(Errno::ACCESS) => Ok(()),
-        // A file or a symlink.
-        Err(Errno::NOTDIR | Errno::LOOP) => Err(Errno::INVAL.into()),
-        Err(errno) => Err(errno.into()),
-    };
-    found.map_err(|error| not_deleted(path, &error))
-}
-
-/// Deletes subvolumes of the volume that contains `path` by id.
-pub(crate) fn delete_ids(
-    global: &GlobalArgs,
-    path: &OsStr,
-    ids: &[u64],
-    out: &mut Output,
-) -> Outcome {
-    let path = Path::new(path);
-    let dir = open(path).map_err(|error| failed(path, &error))?;
-    let mut changes = Changes::new(global);
-    let done = ids.iter().try_for_each(|id| {
-        let name = PathBuf::from(id.to_string());
-        let deleted = subvolume_calls::delete_by_id(dir.as_fd(), *id);
-        deleted.map_err(|error| not_deleted(&name, &error))?;
-        changes.record("deleted", &name);
-        Ok(())
-    });
-    changes.finish_after(done, out)
 }
 
 /// Sets the default subvolume: that of a path, or the one with an id.
@@ -345,34 +259,29 @@ fn open(path: &Path) -> io::Result<File> {
 
 /// Opens the parent directory of an entry, and returns the name.
 fn entry(path: &Path) -> Result<(File, &[u8]), Failure> {
-    let name = path.file_name().ok_or_else(|| {
-        Failure::new(text::escaped(path.as_os_str().as_bytes()), "does not name a directory entry")
-            .hint("name a file or directory, without . or .. at the end")
-    })?;
+    let name = entry_name(path)?;
     let above = parent(path);
     let dir = open(&above).map_err(|error| failed(&above, &error))?;
     Ok((dir, name.as_bytes()))
 }
 
-fn not_made(path: &Path, error: &io::Error, recursive: bool) -> Failure {
+/// Returns the last name of a path.
+fn entry_name(path: &Path) -> Result<&OsStr, Failure> {
+    path.file_name().ok_or_else(|| {
+        Failure::new(text::escaped(path.as_os_str().as_bytes()), "does not name a directory entry")
+            .hint("name a file or directory, without . or .. at the end")
+    })
+}
+
+fn not_made(path: &Path, error: &io::Error, recursive: bool, qgroups: &[u64]) -> Failure {
     let failure = failed(path, error);
     match Errno::from_io_error(error) {
         Some(Errno::OPNOTSUPP) if recursive => {
             failure.hint("the kernel's btrfs makes no recursive snapshots")
         }
-        _ => failure,
-    }
-}
-
-fn not_deleted(path: &Path, error: &io::Error) -> Failure {
-    let failure = failed(path, error);
-    match Errno::from_io_error(error) {
-        Some(Errno::NOTEMPTY) => failure.hint(INSIDE_FIRST),
-        Some(Errno::INVAL) => failure.hint("is it a subvolume? rm(1) removes directories"),
-        Some(Errno::PERM) => failure.hint(
-            "only root deletes subvolumes, unless the mount has the option user_subvol_rm_allowed; \
-            the default subvolume is not deleted",
-        ),
+        Some(Errno::NOENT | Errno::INVAL) if !qgroups.is_empty() => {
+            failure.hint("the quota groups of -i must exist, at a level above 0: `qgroup show`")
+        }
         _ => failure,
     }
 }

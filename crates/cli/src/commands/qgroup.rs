@@ -1,11 +1,14 @@
 //! `qgroup show`, in the format of `btrfs qgroup show`, and the commands that change quota groups.
 
+mod selection;
+
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use butternut::format::quota::QgroupId;
 
-use super::filesystem::groups::units;
+use super::filesystem::{groups::units, sync};
 use super::quota::{change, report};
 use crate::args::{GlobalArgs, QgroupCommand, QgroupLimitArgs, QgroupShowArgs, parse_bytes};
 use crate::control::quotas::{GroupReport, GroupSubvolume, QuotaChange, QuotaReport};
@@ -54,6 +57,11 @@ fn limit(global: &GlobalArgs, args: &QgroupLimitArgs, out: &mut Output) -> Outco
     change(global, &args.volume, out, QuotaChange::Limit { group, is_exclusive, bytes })
 }
 
+/// Parses the quota groups of a new subvolume.
+pub(crate) fn parse_all(typed: &[String]) -> Result<Vec<QgroupId>, Failure> {
+    typed.iter().map(|typed| parse(typed).map(QgroupId)).collect()
+}
+
 /// Parses LEVEL/NUMBER.
 fn parse(typed: &str) -> Result<u64, Failure> {
     let parts = typed.split_once('/');
@@ -67,6 +75,12 @@ fn parse(typed: &str) -> Result<u64, Failure> {
 }
 
 fn show(global: &GlobalArgs, args: &QgroupShowArgs, out: &mut Output) -> Outcome {
+    if args.sync
+        && let [path] = args.volume.volume.as_slice()
+        && let Some(synced) = sync::sync_directory(Path::new(path))
+    {
+        synced.map_err(|error| Failure::io(path.display().to_string(), &error))?;
+    }
     let report = report(global, &args.volume)?;
     if !report.is_enabled {
         let typed = args.volume.volume.iter().map(|typed| text::escaped(typed.as_bytes()));
@@ -77,10 +91,11 @@ fn show(global: &GlobalArgs, args: &QgroupShowArgs, out: &mut Output) -> Outcome
     if !report.is_consistent && !global.quiet {
         stderr_line("the numbers are inconsistent: `butternut quota rescan` computes them again");
     }
+    let groups = selection::select(global, args, &report)?;
     if global.json {
-        return show_json(&report, out);
+        return show_json(&groups, &report, out);
     }
-    let columns = columns(args, &report);
+    let columns = columns(args, &groups, &report);
     let mut heads = (String::new(), String::new());
     for column in &columns {
         let rule = "-".repeat(column.heading.len());
@@ -88,7 +103,7 @@ fn show(global: &GlobalArgs, args: &QgroupShowArgs, out: &mut Output) -> Outcome
         heads.1.extend([column.aligned(&rule).as_str(), " "]);
     }
     writeln!(out, "{}  Path \n{}  ---- ", heads.0, heads.1)?;
-    for (row, group) in report.groups.iter().enumerate() {
+    for (row, group) in groups.iter().enumerate() {
         let mut line = String::new();
         for column in &columns {
             let cell = column.cells.get(row).map_or("", String::as_str);
@@ -114,9 +129,9 @@ impl Column {
     }
 }
 
-fn columns(args: &QgroupShowArgs, report: &QuotaReport) -> Vec<Column> {
+fn columns(args: &QgroupShowArgs, groups: &[GroupReport], report: &QuotaReport) -> Vec<Column> {
     let units = units(&args.units);
-    let cells = |text: &dyn Fn(&GroupReport) -> String| report.groups.iter().map(text).collect();
+    let cells = |text: &dyn Fn(&GroupReport) -> String| groups.iter().map(text).collect();
     let mut columns = vec![
         Column::new("Qgroupid", 9, true, cells(&|group| QgroupId(group.id).to_string())),
         Column::new("Referenced", 12, false, cells(&|group| pretty(group.referenced, units))),
@@ -171,9 +186,9 @@ fn shown_path(group: &GroupReport, report: &QuotaReport) -> Vec<u8> {
     }
 }
 
-fn show_json(report: &QuotaReport, out: &mut Output) -> Outcome {
+fn show_json(groups: &[GroupReport], report: &QuotaReport, out: &mut Output) -> Outcome {
     let mut list = json::List::default();
-    for group in &report.groups {
+    for group in groups {
         let mut object = json::Object::new()
             .put("id", QgroupId(group.id).to_string())
             .put("referenced_bytes", group.referenced)

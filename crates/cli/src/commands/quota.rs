@@ -8,7 +8,7 @@ use std::path::Path;
 use super::mounted;
 use super::transaction::Transaction;
 use crate::args::{GlobalArgs, QuotaCommand, VolumeArgs, VolumesArgs};
-use crate::control::quotas::{QuotaChange, QuotaReport};
+use crate::control::quotas::{GroupReport, QuotaChange, QuotaReport};
 use crate::control::{Request, client};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::json::Object;
@@ -58,16 +58,37 @@ pub(super) fn report(global: &GlobalArgs, volume: &VolumesArgs) -> Result<QuotaR
             return report.map_err(|error| opened.failure(&error));
         }
     };
-    let page = |from| {
-        let response = client::request(COMMAND, Path::new(mount), &Request::Quotas { from })?;
-        serde_json::from_value::<QuotaReport>(response)
-            .map_err(|error| Failure::new(COMMAND, format!("the response of the mount: {error}")))
-    };
-    let mut report = page(0)?;
+    let mount = Path::new(mount);
+    let mut report = page(mount, 0)?;
     while let Some(from) = report.next {
-        report.append(page(from)?).map_err(|why| Failure::new(COMMAND, why))?;
+        report.append(page(mount, from)?).map_err(|why| Failure::new(COMMAND, why))?;
     }
     Ok(report)
+}
+
+/// Reads the quota group of one subvolume of a volume that is not mounted; `None` if quotas are
+/// disabled, or it has no group.
+pub(super) fn group_of_volume(
+    opened: &OpenVolume,
+    subvolume: u64,
+) -> Result<Option<GroupReport>, Failure> {
+    let page = QuotaReport::read(&opened.filesystem, subvolume, 1);
+    Ok(page.map_err(|error| opened.failure(&error))?.into_first(subvolume))
+}
+
+/// As [`group_of_volume`], of a mounted volume.
+///
+/// # Errors
+/// No mount of this program contains the path, or it belongs to another user.
+pub(super) fn group_of_mount(path: &Path, subvolume: u64) -> Result<Option<GroupReport>, Failure> {
+    Ok(page(path, subvolume)?.into_first(subvolume))
+}
+
+/// Requests a page of the report from the process of a mount, from a group on.
+fn page(mount: &Path, from: u64) -> Result<QuotaReport, Failure> {
+    let response = client::request(COMMAND, mount, &Request::Quotas { from })?;
+    serde_json::from_value::<QuotaReport>(response)
+        .map_err(|error| Failure::new(COMMAND, format!("the response of the mount: {error}")))
 }
 
 fn status(global: &GlobalArgs, volume: &VolumesArgs, out: &mut Output) -> Outcome {

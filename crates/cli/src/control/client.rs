@@ -69,39 +69,53 @@ impl DeviceWait {
 /// Fails if `target` is not in a Butternut mount, if its process does not respond, or with the
 /// error that the process returns.
 pub(crate) fn request(command: &str, target: &Path, request: &Request) -> Result<Value, Failure> {
-    let mount = mount_at(command, target)?;
-    exchange(command, target, mount, request, DeviceWait::with(Notes::Print))
+    let numbers =
+        device_number(target).map_err(|error| no_mount(command, target, &io_text(&error)))?;
+    request_of(command, (target, numbers), request)
+}
+
+/// As [`request`], to the mount with a device number: that of a descriptor, which is of the same
+/// mount later, too. Messages name `target`.
+///
+/// # Errors
+/// As [`request`].
+pub(crate) fn request_of(
+    command: &str,
+    (target, numbers): (&Path, (u32, u32)),
+    request: &Request,
+) -> Result<Value, Failure> {
+    let user = owner_at(command, target, numbers)?;
+    exchange(command, target, (user, numbers), request, DeviceWait::with(Notes::Print))
         .map(|(value, _)| value)
 }
 
-/// Returns the owner and the device number of the Butternut mount that contains `target`.
-fn mount_at(command: &str, target: &Path) -> Result<(u32, (u32, u32)), Failure> {
-    let shown = target.display();
-    let no_mount = |why: &str| Failure::new(command, format!("no butternut mount at {shown}{why}"));
-    let numbers =
-        device_number(target).map_err(|error| no_mount(&format!(": {}", io_text(&error))))?;
-    let mounts = mounts::read_own_of_device(numbers)
-        .map_err(|error| Failure::io("/proc/self/mountinfo", &error))?;
-    let Some(user) = owner_of(&mounts, numbers) else {
-        return Err(
-            no_mount("").hint("`findmnt -t fuse.butternut,fuseblk.butternut` lists the mounts")
-        );
-    };
-    Ok((user, numbers))
+fn no_mount(command: &str, target: &Path, why: &str) -> Failure {
+    let colon = if why.is_empty() { "" } else { ": " };
+    Failure::new(command, format!("no butternut mount at {}{colon}{why}", target.display()))
 }
 
-/// Requests a stream from the mount that contains `target`, and writes it to `to`. Messages begin
-/// with `command`. The inner error is that of `to`.
+/// Returns the owner of the Butternut mount with a device number, which contains `target`.
+fn owner_at(command: &str, target: &Path, numbers: (u32, u32)) -> Result<u32, Failure> {
+    let mounts = mounts::read_own_of_device(numbers)
+        .map_err(|error| Failure::io("/proc/self/mountinfo", &error))?;
+    owner_of(&mounts, numbers).ok_or_else(|| {
+        no_mount(command, target, "")
+            .hint("`findmnt -t fuse.butternut,fuseblk.butternut` lists the mounts")
+    })
+}
+
+/// Requests a stream from the mount with a device number, which contains `target`, and writes it to
+/// `to`. Messages begin with `command`. The inner error is that of `to`.
 ///
 /// # Errors
 /// As [`request`]; or the stream ends before its end.
 pub(crate) fn request_stream(
     command: &str,
-    target: &Path,
+    (target, numbers): (&Path, (u32, u32)),
     request: SendRequest,
     to: &mut dyn Write,
 ) -> Result<io::Result<()>, Failure> {
-    let (user, numbers) = mount_at(command, target)?;
+    let user = owner_at(command, target, numbers)?;
     let failed = |error: &io::Error| {
         let is_end = error.kind() == io::ErrorKind::UnexpectedEof;
         let why = if is_end { "its process closed the connection" } else { &io_text(error) };

@@ -152,6 +152,11 @@ impl QuotaReport {
         Self::read(filesystem, from, PAGE_BYTES_MAX)
     }
 
+    /// Returns the first group of a page, if it has this id.
+    pub(crate) fn into_first(self, id: u64) -> Option<GroupReport> {
+        self.groups.into_iter().next().filter(|group| group.id == id)
+    }
+
     fn disabled() -> Self {
         Self { is_enabled: false, is_consistent: true, groups: Vec::new(), count: 0, next: None }
     }

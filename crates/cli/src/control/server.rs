@@ -24,7 +24,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
 use super::quotas::QuotaReport;
-use super::stream::PartWriter;
+use super::stream::{PartWriter, UNMOUNTED, is_closed, is_ended};
 use super::{Format, REQUEST_BYTES_MAX, Request, Response, SendRequest, SubvolumeSelector};
 use super::{
     devices_name, directories, make_directory, path, peer, receive, runtime_dir, send,
@@ -264,21 +264,22 @@ fn serve_in_thread(
 /// Starts a thread that sends a stream. Without a thread, the connection is closed.
 fn serve_stream_in_thread(
     served: &Arc<ServedMount>,
-    mut stream: UnixStream,
+    stream: UnixStream,
     request: SendRequest,
     ended: &UnixStream,
 ) -> Option<JoinHandle<()>> {
     let (served, ended) = (Arc::clone(served), ended.try_clone().ok()?);
     let run = move || {
-        let response = {
-            let Ok(mut to) = PartWriter::new(&stream, &ended) else { return };
-            let sent = send_subvolume(&served.filesystem, request, &mut to);
-            if !to.finish() {
-                return;
-            }
-            sent.map_or_else(Response::Error, |()| Response::Ok(Value::Null))
+        let Ok(mut to) = PartWriter::new(&stream, &ended) else { return };
+        let goes_on = || !is_ended(&ended) && !is_closed(&stream);
+        let sent = send_subvolume(&served.filesystem, request, &mut to, &goes_on);
+        let response = match sent {
+            Ok(()) => Response::Ok(Value::Null),
+            Err(_) if is_ended(&ended) => Response::Error(UNMOUNTED.to_owned()),
+            Err(why) => Response::Error(why),
         };
-        send(&mut stream, &response, Instant::now() + TIMEOUT).unwrap_or_default();
+        // A response that cannot be sent is dropped.
+        to.finish(&response).unwrap_or_default();
     };
     thread::Builder::new().name("butternut-send".into()).spawn(run).ok()
 }
@@ -287,6 +288,7 @@ fn send_subvolume(
     filesystem: &Filesystem,
     request: SendRequest,
     to: &mut PartWriter<'_>,
+    goes_on: &dyn Fn() -> bool,
 ) -> Result<(), String> {
     let failed = |error: butternut::Error| chain_with_hint(&error);
     let SendRequest { subvolume, mut parent, clone_sources, version, no_data, compressed_data } =
@@ -303,7 +305,7 @@ fn send_subvolume(
         .protocol(protocol)
         .no_data(no_data)
         .compressed_data(compressed_data);
-    filesystem.send(subvolume, &options, to).map_err(failed)
+    filesystem.send_while(subvolume, &options, to, goes_on).map_err(failed)
 }
 
 /// Responds with a clone. The detached mount of the volume stays open until the client closes the

@@ -9,17 +9,23 @@
 //!
 //! 1. Without a response a stream is not complete, and the client reports that.
 //! 2. A part has at most [`PART_BYTES_MAX`] bytes. Neither side has more of a stream in memory.
-//! 3. The server waits for a client as long as that reads, however slowly, and ends when the client
-//!    closes the connection, or when the volume is released.
+//! 3. The server waits for a client as long as that reads, however slowly, also at the last part
+//!    and the response. It ends when the client closes the connection, or when the volume is
+//!    released, also before the first part.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Response, line_of};
 
 /// Bytes of one part, at most.
 const PART_BYTES_MAX: usize = 256 << 10;
+
+/// Why a stream ends early with its volume.
+pub(super) const UNMOUNTED: &str = "the volume is unmounted";
 
 /// Marks a part.
 const PART: u8 = b'D';
@@ -34,18 +40,24 @@ pub(super) struct PartWriter<'a> {
 }
 
 impl<'a> PartWriter<'a> {
-    /// Creates the output on a connection, which becomes non-blocking.
+    /// Creates the output on a connection, which becomes non-blocking. `ended` can be read when the
+    /// volume is released.
     pub(super) fn new(stream: &'a UnixStream, ended: &'a UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let part = Vec::with_capacity(PART_BYTES_MAX);
         Ok(Self { stream, ended, part, is_broken: false })
     }
 
-    /// Sends the last part, and makes the connection blocking again for the response. Returns
-    /// `false` if the client cannot be sent a response: a part of the stream was cut off.
-    pub(super) fn finish(mut self) -> bool {
-        let is_sent = self.send_part().is_ok();
-        is_sent && !self.is_broken && self.stream.set_nonblocking(false).is_ok()
+    /// Sends the last part and the response (law 3).
+    ///
+    /// # Errors
+    /// As a write to the connection; also if a part was cut off, so that no response can follow.
+    pub(super) fn finish(mut self, response: &Response) -> io::Result<()> {
+        self.send_part()?;
+        if self.is_broken {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        self.send_all(&line_of(response)?)
     }
 
     fn send_part(&mut self) -> io::Result<()> {
@@ -78,11 +90,7 @@ impl<'a> PartWriter<'a> {
 
     /// Fails if the mount has ended, which the other waits notice only if the client is slow.
     fn require_mounted(&self) -> io::Result<()> {
-        let ended = self.ended.as_fd();
-        let mut events = [PollFd::new(&ended, PollFlags::IN)];
-        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let is_ended = poll(&mut events, Some(&now)).is_ok() && !events[0].revents().is_empty();
-        if is_ended { Err(io::Error::other("the volume is unmounted")) } else { Ok(()) }
+        if is_ended(self.ended) { Err(io::Error::other(UNMOUNTED)) } else { Ok(()) }
     }
 
     /// Waits until the client has read something (law 3).
@@ -92,7 +100,7 @@ impl<'a> PartWriter<'a> {
         // Interrupted by a signal: the next write fails again.
         poll(&mut events, None).map_or(Ok(()), |_| {
             let is_released = !events[0].revents().is_empty();
-            if is_released { Err(io::Error::other("the volume is unmounted")) } else { Ok(()) }
+            if is_released { Err(io::Error::other(UNMOUNTED)) } else { Ok(()) }
         })
     }
 }
@@ -113,6 +121,23 @@ impl Write for PartWriter<'_> {
     fn flush(&mut self) -> io::Result<()> {
         self.send_part()
     }
+}
+
+/// Returns whether the volume of a server is released.
+pub(super) fn is_ended(ended: &UnixStream) -> bool {
+    has_event(PollFd::new(ended, PollFlags::IN))
+}
+
+/// Returns whether the client of a connection has closed it.
+pub(super) fn is_closed(stream: &UnixStream) -> bool {
+    // HUP is always reported.
+    has_event(PollFd::new(stream, PollFlags::empty()))
+}
+
+fn has_event(polled: PollFd<'_>) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut events = [polled];
+    poll(&mut events, Some(&now)).is_ok() && !events[0].revents().is_empty()
 }
 
 /// Copies the parts of a stream to `to`. Returns the first byte of the response, or the error of
@@ -160,12 +185,46 @@ mod tests {
             scope.spawn(|| {
                 let mut writer = PartWriter::new(&server, &ended).unwrap();
                 writer.write_all(&bytes).unwrap();
-                assert!(writer.finish());
-                (&server).write_all(b"{").unwrap();
+                writer.finish(&Response::Ok(serde_json::Value::Null)).unwrap();
             });
             assert_eq!(receive_parts(&client, &mut received).unwrap().unwrap(), b'{');
         });
         assert!(received == bytes);
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(&client), &mut line).unwrap();
+        assert_eq!(line, "\"ok\":null}\n");
+    }
+
+    /// As with a client that pauses: the response waits for it as long as the stream does.
+    #[test]
+    fn the_response_waits_for_its_client() {
+        let (server, client) = UnixStream::pair().unwrap();
+        let (_end, ended) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| {
+                let mut writer = PartWriter::new(&server, &ended).unwrap();
+                writer.write_all(&vec![1; PART_BYTES_MAX]).unwrap();
+                let long = Response::Error("e".repeat(4 << 20));
+                writer.finish(&long).unwrap();
+            });
+            assert_eq!(receive_parts(&client, &mut Vec::new()).unwrap().unwrap(), b'{');
+            // The rest of the response does not fit into the buffer of the socket.
+            assert!(!writing.is_finished());
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut std::io::BufReader::new(&client), &mut line).unwrap();
+            assert!(line.ends_with("e\"}\n"));
+        });
+    }
+
+    #[test]
+    fn a_client_that_closes_its_connection_is_noticed() {
+        let (server, client) = UnixStream::pair().unwrap();
+        let (end, ended) = UnixStream::pair().unwrap();
+        (&client).write_all(b"request").unwrap();
+        assert!(!is_closed(&server) && !is_ended(&ended));
+        drop(client);
+        drop(end);
+        assert!(is_closed(&server) && is_ended(&ended));
     }
 
     #[test]
@@ -181,7 +240,7 @@ mod tests {
                 if client_ends { drop(client) } else { drop(end) }
             });
             assert!(writer.write_all(&bytes).is_err());
-            assert!(!writer.finish());
+            writer.finish(&Response::Ok(serde_json::Value::Null)).unwrap_err();
             ending.join().unwrap();
         }
     }

@@ -38,7 +38,9 @@ pub(super) fn of_library(error: &Error) -> Option<&'static str> {
         Error::IsDirectory => Some("name a file in it; `butternut ls` shows them"),
         Error::Exists => Some("remove it, or choose another name"),
         Error::NotEmpty => Some("`butternut rm -r` removes it and its contents"),
-        Error::Quota(_) => Some("`quota status` and `qgroup show` show what there is"),
+        Error::Quota(_) | Error::NoQuotaGroup { .. } => {
+            Some("`quota status` and `qgroup show` show what there is")
+        }
         Error::NoAttribute => Some("`butternut getfattr` shows what there is"),
         Error::CrossesSubvolumes => {
             Some("copy a file with `butternut cp`, a directory with `export` and `import`")

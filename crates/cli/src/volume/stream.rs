@@ -10,7 +10,8 @@
 //!    it ends.
 //! 3. The streams are bounded: their data is in the temporary file, and not in memory, which holds
 //!    one command besides the caches of a volume. The volume is never larger than the space that is
-//!    free for the temporary file, so that a stream which decompresses to more ends with no space.
+//!    free for the temporary file, so that a stream which decompresses to more ends with no space,
+//!    nor than a file may be.
 //! 4. The volume is opened for reading only, and commands that change a volume refuse a stream.
 
 use std::fs::File;
@@ -33,6 +34,9 @@ const VOLUME_BYTES_MAX: u64 = 4 << 40;
 
 /// The volume gets at most nine tenths of the space that is free: programs beside it need some.
 const TENTHS: u64 = 9;
+
+/// Minimum size of the volume in bytes: where no larger file can be made, none is.
+const VOLUME_BYTES_MIN: u64 = 128 << 20;
 
 /// Size of the buffer for a stream in bytes.
 const INPUT_BYTES: usize = 256 << 10;
@@ -157,12 +161,30 @@ impl TemporaryDevice {
         let space = rustix::fs::fstatvfs(&file).map_err(|errno| failed(&errno.into()))?;
         let free = space.f_bavail.saturating_mul(space.f_frsize);
         let bytes = VOLUME_BYTES_MAX.min(free / 10 * TENTHS);
-        file.set_len(bytes).map_err(|error| failed(&error))?;
+        set_size(&file, bytes).map_err(|error| failed(&error))?;
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let how = OpenDevice { writable: true, direct: false, ..OpenDevice::default() };
         let opened = FileDevice::open(Path::new(&path), &how);
         let opened = opened.map_err(|error| Failure::new(shown.clone(), chain(&error)))?;
         Ok(Self { file: opened, name: format!("temporary file in {shown}").into() })
+    }
+}
+
+/// Sets the size of a sparse file to `bytes`, or to less where the limit of the process or of the
+/// filesystem is lower.
+fn set_size(file: &File, bytes: u64) -> std::io::Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    let mut bytes = limit.map_or(bytes, |limit| bytes.min(limit));
+    loop {
+        match file.set_len(bytes) {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::FileTooLarge
+                    && bytes / 2 >= VOLUME_BYTES_MIN =>
+            {
+                bytes /= 2;
+            }
+            set => return set,
+        }
     }
 }
 

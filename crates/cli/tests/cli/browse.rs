@@ -187,3 +187,14 @@ fn a_mount_and_an_export_of_streams_equal_what_the_kernel_has_sent() {
     let lines: u32 = shell(&script).trim().parse().unwrap();
     assert!(lines > 10, "{lines}");
 }
+
+/// The temporary file is as large as it can be made, which is less than the space that is free.
+#[test]
+fn a_stream_is_read_where_the_size_of_files_is_limited() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (first, _) = streams(scratch.path());
+    // 256 MiB, in units of 512 bytes.
+    let program = command().get_program().to_str().unwrap().to_owned();
+    let list = shell(&format!("ulimit -f 524288; {program} ls {first}@one"));
+    assert_eq!(list, butternut(&["ls", &format!("{first}@one")]).ok());
+}

@@ -119,3 +119,27 @@ fn existing_filesystems_are_not_overwritten() {
         refuse("a btrfs volume");
     }
 }
+
+/// A volume has the contents of files that only their owners may read.
+#[test]
+fn a_new_image_can_be_read_by_its_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = tempfile::tempdir().unwrap();
+    let path = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
+    let (new, with_files, old) = (path("new"), path("with-files"), path("old"));
+    let program = env!("CARGO_BIN_EXE_butternut");
+    let dir = path("dir");
+    super::command::shell(&format!(
+        "umask 022; mkdir {dir}; echo secret > {dir}/file; chmod 600 {dir}/file
+         {program} mkfs --size 128M {new}
+         {program} mkfs --size 128M --rootdir {dir} {with_files}
+         truncate -s 64M {old}; {program} mkfs --size 128M {old}"
+    ));
+    for (image, mode) in [(new, 0o600), (with_files, 0o600), (old, 0o644)] {
+        assert_eq!(
+            std::fs::metadata(&image).unwrap().permissions().mode() & 0o777,
+            mode,
+            "{image}"
+        );
+    }
+}

@@ -478,6 +478,18 @@ fn mount8_and_umount8_find_their_programs() {
          {dir}/umount.fuse.butternut {m}"
     ));
     assert!(!mount_point.is_mounted() && holders(&image).is_empty());
+    // mount(8) leaves `dev` and `suid` out, because they are its defaults. Those of FUSE are not.
+    for given in ["rw", "rw,nodev,nosuid", "rw,nodev", "rw,nosuid"] {
+        let shown = shell(&format!(
+            "{dir}/mount.fuse.butternut {i} {m} -o {given}
+             findmnt -n -o VFS-OPTIONS {m}
+             {dir}/umount.fuse.butternut {m}"
+        ));
+        for flag in ["nodev", "nosuid"] {
+            let is_set = shown.trim().split(',').any(|option| option == flag);
+            assert_eq!(is_set, given.contains(flag), "{given}: {shown}");
+        }
+    }
 }
 
 #[test]

@@ -7,7 +7,27 @@ use butternut_undo::MountGuard;
 use std::path::{Path, PathBuf};
 
 /// Options of `qgroup show` whose output the kernel's mount gave for the image.
-const SHOWN: [&str; 5] = ["", "-p", "-pcre", "--raw -re", "-c --si"];
+const SHOWN: [&str; 15] = [
+    "",
+    "-p",
+    "-pcre",
+    "--raw -re",
+    "-c --si",
+    "--sort=-rfer",
+    "--sort=excl,-qgroupid",
+    "--sort=max_rfer -r",
+    "--sort=-max_excl,+rfer -e",
+    "--sort=-path",
+    "--sort=,path,",
+    "--kbytes",
+    "--si --kbytes",
+    "--tbytes --iec",
+    "--human-readable --sync",
+];
+
+/// A filter, and the path of a subvolume in the volume.
+const FILTERED: [(&str, &str); 4] =
+    [("-F", "one"), ("-f", "one"), ("-F", "dir/three"), ("-F", "with space")];
 
 const QUOTAS: &str = r"
     truncate -s 300M IMG; mkfs.btrfs -q IMG
@@ -21,12 +41,18 @@ const QUOTAS: &str = r"
     btrfs quota rescan -w . > /dev/null
     btrfs qgroup limit 1G 1/100 .; btrfs qgroup limit -e 5M 0/256 .; sync -f .
     number=0
-    for options in '' -p -pcre '--raw -re' '-c --si'; do
+    for options in SHOWN; do
         btrfs qgroup show $options . > ../shown$number; number=$((number + 1))
-    done";
+    done
+    FILTERED";
 
 fn image() -> (PathBuf, PathBuf) {
-    build("cli-quotas", QUOTAS)
+    let shown = SHOWN.map(|options| format!("'{options}'")).join(" ");
+    let filtered = FILTERED.iter().enumerate().map(|(number, (option, path))| {
+        format!("btrfs qgroup show -pcre {option} '{path}' > ../filtered{number}; ")
+    });
+    let script = QUOTAS.replace("SHOWN", &shown).replace("FILTERED", &filtered.collect::<String>());
+    build("cli-quotas", &script)
 }
 
 /// Lines without the path column of higher groups: btrfs-progs prints parents of a group there, and
@@ -55,6 +81,20 @@ fn qgroup_show_matches_btrfs_progs() {
         words.push(image.to_str().unwrap());
         assert_eq!(lines(&butternut(&words).ok()), lines(&expected), "{options}");
     }
+    for (number, (option, path)) in FILTERED.into_iter().enumerate() {
+        let expected = std::fs::read_to_string(folder.join(format!("filtered{number}"))).unwrap();
+        let volume = format!("{}@{path}", image.display());
+        let shown = butternut(&["qgroup", "show", "-pcre", option, &volume]).ok();
+        assert_eq!(lines(&shown), lines(&expected), "{option} {path}");
+    }
+    let volume = format!("{}@one", image.display());
+    let groups =
+        butternut(&["qgroup", "show", "--json", "-F", "--sort", "-qgroupid", &volume]).ok();
+    let groups: serde_json::Value = serde_json::from_str(&groups).unwrap();
+    let ids: Vec<_> = groups.as_array().unwrap().iter().map(|group| &group["id"]).collect();
+    assert_eq!(ids, ["2/1", "1/100", "0/256"]);
+    let refused = butternut(&["qgroup", "show", "--sort=size", image.to_str().unwrap()]);
+    assert!(refused.err.contains("no field is named \"size\""), "{}", refused.err);
     let json = butternut(&["qgroup", "show", "--json", image.to_str().unwrap()]).ok();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json[1]["id"], "0/256");
@@ -62,6 +102,41 @@ fn qgroup_show_matches_btrfs_progs() {
     assert_eq!(json[1]["parents"][0], "1/100");
     assert_eq!(json[1]["max_exclusive_bytes"], 5 << 20);
     assert_eq!(json[4]["children"][1], "0/257");
+}
+
+/// The compressed sizes, which the kernel does not count, are left out.
+#[test]
+fn the_report_of_check_is_that_of_btrfs_progs() {
+    if !kernel_tests_enabled("the_report_of_check_is_that_of_btrfs_progs") {
+        return;
+    }
+    let image = image().0;
+    let counts = |report: &str| -> Vec<String> {
+        let is_count =
+            |line: &&str| ["Counts", "our:", "disk:"].iter().any(|word| line.starts_with(word));
+        let shown = report.lines().filter(is_count);
+        let words = |line: &str| -> Vec<String> {
+            let words = line.split_whitespace().map(str::to_owned);
+            if line.starts_with("Counts") { words.collect() } else { words.take(3).collect() }
+        };
+        shown.map(|line| words(line).join(" ")).collect()
+    };
+    let expected = run("btrfs", &["check".as_ref(), "-Q".as_ref(), image.as_os_str()]);
+    let expected = counts(&expected);
+    assert_eq!(expected.len(), 6 * 5, "{expected:?}");
+    let image = image.to_str().unwrap();
+    for option in ["-Q", "--qgroup-report"] {
+        let report = butternut(&["check", option, image]).ok();
+        assert_eq!(counts(&report), expected, "{report}");
+        assert!(!report.contains("note:"), "{report}");
+    }
+    assert_eq!(counts(&butternut(&["check", image]).ok()), Vec::<String>::new());
+    let report = butternut(&["check", "--json", "-Q", image]).ok();
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let group = &report["qgroups"][4];
+    assert_eq!(group["id"], "1/100");
+    assert_eq!(group["referenced_bytes"], group["counted_referenced_bytes"]);
+    assert!(group["counted_exclusive_bytes"].as_u64().unwrap() > 3_000_000, "{group}");
 }
 
 fn kernel_shows(image: &Path) -> String {
@@ -117,12 +192,71 @@ fn groups_and_limits_are_changed_for_the_kernel() {
     assert_eq!(before, after);
 }
 
+/// The kernel computes the same numbers for subvolumes that are in groups from the beginning. A
+/// mount of the kernel's btrfs takes the option, too.
+#[test]
+fn new_subvolumes_are_in_quota_groups_for_the_kernel() {
+    if !kernel_tests_enabled("new_subvolumes_are_in_quota_groups_for_the_kernel") {
+        return;
+    }
+    let dir = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
+    let copy = dir.path().join("copy.img");
+    run("cp", &["--sparse=always".as_ref(), image().0.as_os_str(), copy.as_os_str()]);
+    let volume = copy.to_str().unwrap();
+    let ok = |words: &[&str]| butternut(words).ok();
+    ok(&["subvolume", "create", "-i", "1/100", "-i", "2/1", volume, "new", "newer"]);
+    ok(&["subvolume", "snapshot", "--qgroup", "1/100", volume, "one", "taken"]);
+    ok(&["subvolume", "snapshot", "-r", "-i", "2/1", volume, "dir/three", "fourth"]);
+    for (group, why) in [
+        ("1/77", "there is no quota group 1/77"),
+        ("0/256", "quota group: have 0/256, want one above level 0"),
+        ("100", "LEVEL/NUMBER"),
+    ] {
+        for words in [
+            &["create", "-i", group, volume, "no"][..],
+            &["snapshot", "-i", group, volume, "one", "no"],
+        ] {
+            let refused = butternut(&[&["subvolume"][..], words].concat()).failure();
+            assert!(refused.contains(why), "{refused}");
+        }
+    }
+    assert!(!ok(&["ls", volume]).contains("no\n"));
+    let shown = kernel_shows(&copy);
+    let rows: Vec<Vec<&str>> =
+        shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    let (before, after) = rows.split_at(rows.len() / 2);
+    assert_eq!(before, after, "a rescan of the kernel changes nothing");
+    let row = |id: &str| before.iter().find(|row| row[0] == id).unwrap();
+    for (id, parents) in
+        [("0/259", "1/100,2/1"), ("0/260", "1/100,2/1"), ("0/261", "1/100"), ("0/262", "2/1")]
+    {
+        assert_eq!(row(id)[5], parents, "{id}");
+    }
+    let at = dir.path().join("at");
+    std::fs::create_dir(&at).unwrap();
+    let _guard = MountGuard::before_mount(&at).unwrap();
+    let at = at.to_str().unwrap();
+    shell(&format!("mount -o loop {volume} {at}"));
+    ok(&["subvolume", "create", "-i", "1/100", &format!("{at}/kernel")]);
+    let (one, snap) = (format!("{at}/one"), format!("{at}/snap"));
+    ok(&["subvolume", "snapshot", "-i", "2/1", "-i", "1/100", &one, &snap]);
+    let refused = butternut(&["subvolume", "create", "-i", "1/77", &format!("{at}/no")]).failure();
+    assert!(refused.contains("the quota groups of -i must exist"), "{refused}");
+    let shown = shell(&format!("btrfs qgroup show -p {at}; umount {at}"));
+    let parents = |id: &str| {
+        let line = shown.lines().find(|line| line.starts_with(id)).unwrap();
+        line.split_whitespace().nth(3).unwrap().to_owned()
+    };
+    assert_eq!([parents("0/263"), parents("0/264")], ["1/100", "1/100,2/1"]);
+}
+
 /// As for [`script_on_mount`].
 const ON_A_MOUNT: &str = r#"
 try "$B" quota status .
 try "$B" qgroup show .
 try "$B" qgroup create 1/7 .
 "$B" subvolume create ./a ./b
+mkdir -m 777 open
 head -c 3M /dev/urandom > a/file
 cp a/file b/file
 try "$B" quota enable "$M/a"
@@ -148,6 +282,12 @@ try "$B" quota rescan .
 try "$B" quota status .
 "$B" --json quota status .
 "$B" --json quota rescan "$M"
+"$B" subvolume create -i 1/7 ./d
+"$B" subvolume snapshot -i 1/7 a ./e
+try user "$B" subvolume create -i 1/7 "$M/open/f"
+try "$B" subvolume create -i 1/77 ./g
+try "$B" subvolume snapshot -i 0/256 a ./g
+try ls -d g
 try "$B" quota status /proc
 "#;
 
@@ -185,6 +325,10 @@ fn quotas_of_a_mounted_volume_are_changed_by_its_process() {
     butternut(&["mkfs", "--size", "256M", image]).ok();
     butternut(&["mount", "-o", "allow_other", image, at]).ok();
     let printed = script_on_mount(at, ON_A_MOUNT, &[]);
+    let of_one = butternut(&["qgroup", "show", "-F", "--sync", &format!("{at}/b")]).ok();
+    assert_eq!(of_one.lines().count(), 4, "0/257 and 1/7: {of_one}");
+    let subvolume = butternut(&["subvolume", "show", &format!("{at}/b")]).ok();
+    assert!(subvolume.contains("\tQuota group:\t\t0/257\n"), "{subvolume}");
     let shown = ["-pcre", "--raw"].map(|form| butternut(&["qgroup", "show", form, at]).ok());
     let json = butternut(&["--json", "qgroup", "show", at]).ok();
     butternut(&["umount", "-q", at]).ok();
@@ -200,6 +344,9 @@ fn quotas_of_a_mounted_volume_are_changed_by_its_process() {
         ("butternut qgroup create 7 .: 1", "LEVEL/NUMBER"),
         ("butternut quota status M: 1", "only its owner and root"),
         ("butternut quota disable M: 1", "only its owner and root"),
+        ("butternut subvolume create -i 1/77 ./g: 1", "the quota groups of -i must exist"),
+        ("butternut subvolume snapshot -i 0/256 a ./g: 1", "the quota groups of -i must exist"),
+        ("ls -d g: 2", "No such file"),
         ("butternut quota status /proc: 1", "no butternut mount"),
     ] {
         let mut lines = printed.lines().zip(printed.lines().skip(1).chain([""]));
@@ -210,13 +357,15 @@ fn quotas_of_a_mounted_volume_are_changed_by_its_process() {
     }
     let offline = ["-pcre", "--raw"].map(|form| butternut(&["qgroup", "show", form, image]).ok());
     assert_eq!(shown, offline);
+    assert_eq!(of_one, butternut(&["qgroup", "show", "-F", &format!("{image}@b")]).ok());
+    assert_eq!(subvolume, butternut(&["subvolume", "show", image, "b"]).ok());
     assert_eq!(json, butternut(&["--json", "qgroup", "show", image]).ok());
     let report = run("btrfs", &["check", "--qgroup-report", image].map(AsRef::as_ref));
-    assert!(report.contains("0/258"), "{report}");
+    assert!(report.contains("0/261"), "{report}");
     let counts = |prefix: &str| {
         let lines = report.lines().filter_map(|line| line.trim().strip_prefix(prefix));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(counts("our:"), counts("disk:"), "{report}");
-    assert_eq!(counts("our:").len(), 10, "{report}");
+    assert_eq!(counts("our:").len(), 16, "{report}");
 }

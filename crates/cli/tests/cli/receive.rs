@@ -638,3 +638,17 @@ fn cut_streams_that_are_resumed_become_what_the_kernel_has_sent() {
         }
     }
 }
+
+/// What cannot begin leaves nothing behind that no message names.
+#[test]
+fn a_receive_that_cannot_begin_leaves_no_checkpoint() {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = scratch.path().join("volume.img").to_str().unwrap().to_owned();
+    butternut(&["mkfs", "--size", "128M", &image]).ok();
+    // A directory, not a subvolume, has the name.
+    butternut(&["mkdir", &image, "/name"]).ok();
+    let stream = encode_subvolume(b"name", 7, &[]);
+    let refused = receive(&["--resume", &image], &stream).failure();
+    assert!(refused.contains("exists"), "{refused}");
+    assert_eq!(butternut(&["subvolume", "list", &image]).ok(), "");
+}

@@ -1,8 +1,12 @@
 //! `subvolume snapshot --recursive`, on volumes that are not mounted and on a mount.
 
+use std::fs;
+use std::thread;
+
+use butternut_undo::MountGuard;
 use tempfile::TempDir;
 
-use super::command::{butternut, run, shell};
+use super::command::{butternut, run, script_on_mount, shell};
 use super::image::kernel_tests_enabled;
 use super::mount::MountPoint;
 
@@ -13,7 +17,7 @@ fn volume() -> (TempDir, String) {
     butternut(&["mkfs", "--size", "256M", &image]).ok();
     butternut(&["subvolume", "create", &image, "/top", "/top/a", "/top/a/b"]).ok();
     let file = scratch.path().join("file");
-    std::fs::write(&file, "contents").unwrap();
+    fs::write(&file, "contents").unwrap();
     for dir in ["/top", "/top/a", "/top/a/b"] {
         butternut(&["import", &image, file.to_str().unwrap(), &format!("{dir}/file")]).ok();
     }
@@ -66,8 +70,8 @@ fn a_mount_makes_recursive_snapshots_and_the_kernel_refuses_to() {
         ));
         butternut(&["subvolume", "snapshot", "-r", "-R", &at("top"), &at("snap")]).ok();
         for file in ["top/a/b/file", "top/file"] {
-            let copy = std::fs::read(at(&file.replacen("top", "snap", 1))).unwrap();
-            assert!(copy == std::fs::read(at(file)).unwrap(), "{options}: {file}");
+            let copy = fs::read(at(&file.replacen("top", "snap", 1))).unwrap();
+            assert!(copy == fs::read(at(file)).unwrap(), "{options}: {file}");
             assert!(copy.ends_with(b"unsynced\n"));
         }
         assert_eq!(butternut(&["property", "get", &at("snap/a/b")]).ok(), "ro=true\n");
@@ -151,4 +155,169 @@ fn a_recursive_deletion_on_a_mount_deletes_what_is_inside_first() {
     assert!(elsewhere.contains("is in no mounted btrfs volume"), "{elsewhere}");
     butternut(&["umount", mount_point.name()]).ok();
     check(&image);
+}
+
+/// A mount point is a name in the directory above it, but its ids are those of another volume. As
+/// `butternut subvolume delete -R "$MOUNT/$name"` with an empty name.
+#[test]
+fn a_recursive_deletion_of_a_mount_point_deletes_nothing_in_the_volume_around_it() {
+    const NAME: &str =
+        "a_recursive_deletion_of_a_mount_point_deletes_nothing_in_the_volume_around_it";
+    if !kernel_tests_enabled(NAME) {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
+    let outer = MountPoint::new();
+    butternut(&["mkfs", "--size", "128M", &image("outer")]).ok();
+    butternut(&["mkfs", "--size", "128M", &image("inner")]).ok();
+    butternut(&["mount", &image("outer"), outer.name()]).ok();
+    let at = |name: &str| format!("{}/{name}", outer.name());
+    // Ids 256 and 257 in both volumes.
+    butternut(&["subvolume", "create", &at("victim"), &at("other")]).ok();
+    fs::write(at("victim/file"), "contents").unwrap();
+    fs::create_dir(at("mnt")).unwrap();
+    let guard = MountGuard::before_mount(at("mnt").as_ref()).unwrap();
+    butternut(&["mount", &image("inner"), &at("mnt")]).ok();
+    butternut(&["subvolume", "create", &at("mnt/x"), &at("mnt/y")]).ok();
+    for name in ["mnt", "mnt/"] {
+        for options in [&["-R"][..], &[]] {
+            let path = at(name);
+            let words = [&["subvolume", "delete"], options, &[path.as_str()]].concat();
+            let refused = butternut(&words).failure();
+            assert!(refused.contains(": is a mount point"), "{refused}");
+        }
+    }
+    let paths = |mount: &str| -> Vec<String> {
+        let list = butternut(&["subvolume", "list", mount]).ok();
+        list.lines().filter_map(|line| line.split(" path ").nth(1)).map(str::to_owned).collect()
+    };
+    assert_eq!(paths(outer.name()), ["victim", "other"]);
+    assert_eq!(paths(&at("mnt")), ["x", "y"]);
+    assert_eq!(fs::read_to_string(at("victim/file")).unwrap(), "contents");
+    butternut(&["umount", &at("mnt")]).ok();
+    drop(guard);
+    butternut(&["umount", outer.name()]).ok();
+    check(&image("outer"));
+    check(&image("inner"));
+}
+
+/// The names are looked up, and then another program puts a plain directory in the place of one.
+/// The subvolume that contains that directory is the top level.
+#[test]
+fn a_recursive_deletion_is_of_the_subvolume_that_was_looked_up() {
+    const INSIDE: usize = 100;
+    if !kernel_tests_enabled("a_recursive_deletion_is_of_the_subvolume_that_was_looked_up") {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = scratch.path().join("volume.img").to_str().unwrap().to_owned();
+    butternut(&["mkfs", "--size", "256M", &image]).ok();
+    let mount_point = MountPoint::new();
+    butternut(&["mount", &image, mount_point.name()]).ok();
+    let at = |name: &str| format!("{}/{name}", mount_point.name());
+    let mut words: Vec<String> = ["subvolume", "create"].map(str::to_owned).to_vec();
+    words.extend([at("first"), at("second"), at("victim")]);
+    words.extend((0..INSIDE).map(|number| at(&format!("first/{number}"))));
+    butternut(&words).ok();
+    let (first, second, moved) = (at("first"), at("second"), at("moved"));
+    let swapping = thread::spawn(move || {
+        // Until the first deletion.
+        while fs::read_dir(&first).is_ok_and(|names| names.count() == INSIDE) {
+            thread::yield_now();
+        }
+        fs::rename(&second, &moved).unwrap();
+        fs::create_dir(&second).unwrap();
+    });
+    butternut(&["subvolume", "delete", "-R", &at("first"), &at("second")]).failure();
+    swapping.join().unwrap();
+    let list = butternut(&["subvolume", "list", mount_point.name()]).ok();
+    let paths: Vec<&str> = list.lines().filter_map(|line| line.split(" path ").nth(1)).collect();
+    assert_eq!(paths, ["moved", "victim"]);
+    butternut(&["umount", mount_point.name()]).ok();
+    check(&image);
+}
+
+/// As `subvolume delete -R img $(the paths that subvolume list shows)`.
+#[test]
+fn a_recursive_deletion_takes_subvolumes_and_those_inside_them() {
+    for words in [["/top/a", "/top", "/other"], ["/top", "/top/a", "/other"]] {
+        let (_scratch, image) = volume();
+        butternut(&["subvolume", "create", &image, "/other"]).ok();
+        let begin = ["subvolume", "delete", "-R", &image];
+        butternut(&[&begin[..], &words[..]].concat()).ok();
+        assert_eq!(butternut(&["subvolume", "list", &image]).ok(), "");
+        check(&image);
+    }
+    let (_scratch, image) = volume();
+    butternut(&["subvolume", "delete", "-R", "-i", "257", "-i", "256", &image]).ok();
+    assert_eq!(butternut(&["subvolume", "list", &image]).ok(), "");
+}
+
+#[test]
+fn a_recursive_deletion_on_a_mount_takes_subvolumes_and_those_inside_them() {
+    const NAME: &str = "a_recursive_deletion_on_a_mount_takes_subvolumes_and_those_inside_them";
+    if !kernel_tests_enabled(NAME) {
+        return;
+    }
+    for words in [["top/a", "top"], ["top", "top/a"]] {
+        let (_scratch, image) = volume();
+        let mount_point = MountPoint::new();
+        butternut(&["mount", &image, mount_point.name()]).ok();
+        let at = |name: &str| format!("{}/{name}", mount_point.name());
+        let words = words.map(at);
+        let begin = ["--json", "subvolume", "delete", "-R"].map(str::to_owned);
+        let done = butternut(&[&begin[..], &words[..]].concat()).ok();
+        let done: serde_json::Value = serde_json::from_str(&done).unwrap();
+        assert_eq!(done["changes"].as_array().map(Vec::len), Some(3), "{done}");
+        assert_eq!(butternut(&["subvolume", "list", mount_point.name()]).ok(), "");
+        // A name that was wrong from the beginning deletes nothing.
+        butternut(&["subvolume", "create", &at("again")]).ok();
+        butternut(&["subvolume", "delete", "-R", &at("again"), &at("none")]).failure();
+        butternut(&["subvolume", "delete", "-R", &at("again")]).ok();
+        butternut(&["umount", mount_point.name()]).ok();
+        check(&image);
+    }
+}
+
+/// As for [`script_on_mount`].
+const OF_USER: &str = r#"
+chmod 777 "$M"
+user "$B" subvolume create "$M/one" "$M/around"
+user "$B" subvolume create "$M/around/inside"
+try user "$B" subvolume delete -R one
+try user "$B" subvolume delete -R around
+try user "$B" subvolume delete -R around/inside around
+ls
+"#;
+
+/// Only root reads the trees of a mounted volume, so only for root -R finds what is inside.
+#[test]
+fn a_user_deletes_subvolumes_with_nothing_inside_recursively() {
+    if !kernel_tests_enabled("a_user_deletes_subvolumes_with_nothing_inside_recursively") {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    run("chmod", &["755", scratch.path().to_str().unwrap()].map(AsRef::as_ref));
+    let image = scratch.path().join("volume.img").to_str().unwrap().to_owned();
+    butternut(&["mkfs", "--size", "128M", &image]).ok();
+    let at = scratch.path().join("at");
+    fs::create_dir(&at).unwrap();
+    let _guard = MountGuard::before_mount(&at).unwrap();
+    let at = at.to_str().unwrap();
+    let want = [
+        "user butternut subvolume delete -R one: 0 ",
+        "user butternut subvolume delete -R around: 1 butternut: around: directory not empty \
+         (delete the subvolumes inside it first: -R finds them for root)",
+        "user butternut subvolume delete -R around/inside around: 0 ",
+    ];
+    let kernel = format!("mount -o loop,user_subvol_rm_allowed {image} {at}");
+    let own = format!("$B mount -o allow_other,user_subvol_rm_allowed {image} {at}");
+    for mount in [own, kernel] {
+        shell(&mount.replace("$B", env!("CARGO_BIN_EXE_butternut")));
+        let printed = script_on_mount(at, OF_USER, &[]);
+        shell(&format!("umount {at}"));
+        assert_eq!(printed.lines().collect::<Vec<_>>(), want, "{mount}");
+        check(&image);
+    }
 }

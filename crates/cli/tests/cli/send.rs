@@ -182,3 +182,19 @@ fn a_stream_replaces_its_file_and_keeps_the_mode() {
     assert_eq!(through.trim(), whole.len().to_string());
     assert_eq!(volume.names(), ["fifo", "file", "link", "read", "volume.img"]);
 }
+
+/// A stream has the contents of every file of the subvolume, also of those that only root reads.
+#[test]
+fn the_file_of_a_stream_can_be_read_by_its_owner_only() {
+    let volume = Volume::new();
+    let (image, new, old, link) =
+        (&volume.image, volume.path("new"), volume.path("old"), volume.path("link"));
+    fs::write(&old, "old").unwrap();
+    fs::set_permissions(&old, fs::Permissions::from_mode(0o640)).unwrap();
+    symlink(volume.path("target"), &link).unwrap();
+    let program = command().get_program().to_str().unwrap().to_owned();
+    for (file, mode) in [(&new, 0o600), (&old, 0o640), (&link, 0o600)] {
+        shell(&format!("umask 022; {program} send -f {file} {image} /a"));
+        assert_eq!(fs::metadata(file).unwrap().mode() & 0o777, mode, "{file}");
+    }
+}

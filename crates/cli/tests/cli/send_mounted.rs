@@ -163,3 +163,41 @@ fn a_stream_of_a_mount_does_not_overwrite_its_volume() {
     assert_eq!(std::fs::metadata(image).unwrap().ino(), before.ino());
     run("btrfs", &["check", image].map(AsRef::as_ref));
 }
+
+/// The reader pauses while the last part and the response are due, for longer than the response to
+/// another request may take. The last part of some of these streams fills the buffer of the socket,
+/// which has 208 KiB by default.
+const PAUSES: &str = r#"
+for n in $(seq 0 5); do
+    "$B" subvolume create w$n > "$T/out"
+    head -c $((262144 + 205000 + n * 2200)) /dev/urandom > w$n/f
+    "$B" subvolume snapshot -r w$n r$n > "$T/out"
+done
+for n in $(seq 0 5); do
+    ( "$B" send r$n 2> "$T/why$n" | { sleep 3; cat > "$T/stream$n"; }
+      echo "${PIPESTATUS[0]} $(cat "$T/why$n")" > "$T/status$n" ) &
+done
+wait
+for n in $(seq 0 5); do
+    echo "stream $n of $(stat -c %s "$T/stream$n") bytes: $(cat "$T/status$n")"
+done
+"#;
+
+#[test]
+fn a_reader_that_pauses_at_the_end_gets_the_whole_stream_and_its_status() {
+    const NAME: &str = "a_reader_that_pauses_at_the_end_gets_the_whole_stream_and_its_status";
+    if !kernel_tests_enabled(NAME) {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (image, at) = (scratch.path().join("volume.img"), scratch.path().join("at"));
+    std::fs::create_dir(&at).unwrap();
+    let _guard = MountGuard::before_mount(&at).unwrap();
+    let [image, at] = [&image, &at].map(|path| path.to_str().unwrap());
+    butternut(&["mkfs", "--size", "256M", image]).ok();
+    butternut(&["mount", image, at]).ok();
+    let printed = script_on_mount(at, PAUSES, &[("T", scratch.path().to_str().unwrap())]);
+    butternut(&["umount", at]).ok();
+    assert_eq!(printed.lines().count(), 6, "{printed}");
+    assert!(printed.lines().all(|line| line.ends_with(" bytes: 0 ")), "{printed}");
+}

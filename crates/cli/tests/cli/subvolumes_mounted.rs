@@ -12,7 +12,7 @@ other() { setpriv --reuid=54321 --regid=54321 --clear-groups "$@"; }
 list() { "$B" subvolume list "$@" 2>&1 | sed 's/gen [0-9]*/gen N/g; s/otime [-0-9 :]*/otime T /'; }
 show() {
     "$B" subvolume show "$@" 2>&1 |
-        sed -E '/UUID|time|Generation|Gen at|transid/d; s/[[:space:]]+/ /g'
+        sed -E '/UUID|time|Generation|Gen at|transid|Quota group/d; s/[[:space:]]+/ /g'
 }
 default() { "$B" subvolume get-default "$@" 2>&1 | sed 's/gen [0-9]*/gen N/'; }
 umask 022

@@ -32,8 +32,10 @@
 //!    that return a number are not served. Programs search the root tree then.
 //! 8. A deletion is of the subvolume that the caller was checked for, also if its name is another
 //!    subvolume's by then.
-//! 9. A flag of `SNAP_CREATE_V2` that kernel btrfs refuses makes a recursive snapshot. Its caller
-//!    must be able to change every subvolume that is in it.
+//! 9. FUSE does not pass on what the kernel's flag for quota groups points to. Another flag has
+//!    their ids in the arguments. As in the kernel, any caller may use it.
+//! 10. A flag of `SNAP_CREATE_V2` that kernel btrfs refuses makes a recursive snapshot. Its caller
+//!     must be able to change every subvolume that is in it.
 //!
 //! [`write_gates`]: crate::handles::write_gates
 //! [`checked_caller`]: crate::door::checked_caller
@@ -42,6 +44,7 @@
 
 use std::sync::Arc;
 
+use butternut::format::quota::QgroupId;
 use butternut::server::FilesystemExt;
 use butternut::{
     Error, FileId, FileKind, Filesystem, RecursiveSnapshot, SnapshotAccess, SubvolumeInfo,
@@ -71,8 +74,10 @@ const SYNC_WAIT: u32 = 0x4010_9441;
 
 /// Flags of arguments and of a subvolume.
 const READ_ONLY: u64 = 1 << 1;
-/// Of `SNAP_CREATE_V2`, and only here (law 9).
+/// Of `SNAP_CREATE_V2`, and only here (law 10).
 const RECURSIVE: u64 = subvolume_calls::RECURSIVE;
+/// Of `SUBVOL_CREATE_V2` and `SNAP_CREATE_V2`, and only here (law 9).
+const IN_QGROUPS: u64 = subvolume_calls::IN_QGROUPS;
 const BY_ID: u64 = 1 << 4;
 
 /// Modes of `SUBVOL_SYNC_WAIT` (law 7).
@@ -127,6 +132,19 @@ impl<'a> Arguments<'a> {
         Self::entry_name(&self.0[56..])
     }
 
+    /// The quota groups of a new subvolume (law 9).
+    fn qgroups(&self) -> ErrnoResult<Vec<QgroupId>> {
+        const AT: usize = subvolume_calls::QGROUPS_AT;
+        if self.flags_2() & IN_QGROUPS == 0 {
+            return Ok(Vec::new());
+        }
+        let count = usize::try_from(self.word(AT)).unwrap_or(usize::MAX);
+        if count > subvolume_calls::QGROUPS_MAX {
+            return Err(Errno::EINVAL);
+        }
+        Ok((1..=count).map(|number| QgroupId(self.word(AT + number * size_of::<u64>()))).collect())
+    }
+
     /// Returns the name at the beginning of `bytes`, with the errors of kernel btrfs.
     fn entry_name(bytes: &[u8]) -> ErrnoResult<Vec<u8>> {
         let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
@@ -165,39 +183,47 @@ impl Door {
 
     fn create_subvolume(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let name = Arguments::take(request)?.name()?;
-        self.create_named(request, name)
+        self.create_named(request, name, Vec::new())
     }
 
     fn create_subvolume_2(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let arguments = Arguments::take(request)?;
-        if arguments.flags_2() != 0 {
+        if arguments.flags_2() & !IN_QGROUPS != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        self.create_named(request, arguments.name_2()?)
+        self.create_named(request, arguments.name_2()?, arguments.qgroups()?)
     }
 
-    fn create_named(&self, request: &Request<'_>, name: Vec<u8>) -> ErrnoResult<Outcome> {
+    fn create_named(
+        &self,
+        request: &Request<'_>,
+        name: Vec<u8>,
+        qgroups: Vec<QgroupId>,
+    ) -> ErrnoResult<Outcome> {
         let dir = self.node(request)?;
         self.may_write_to_directory(&request.header, dir)?;
         let umask = caller::umask(&request.header);
         let new = new_inode(request, PERMISSIONS, umask);
         self.change_name(request, name, move |filesystem, name| {
-            Ok(filesystem.create_subvolume(dir, name, &new).map(drop)?)
+            Ok(filesystem.create_subvolume_in_qgroups(dir, name, &new, &qgroups).map(drop)?)
         })
     }
 
     fn snapshot(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let arguments = Arguments::take(request)?;
-        if arguments.flags_2() & !(READ_ONLY | RECURSIVE) != 0 {
+        if arguments.flags_2() & !(READ_ONLY | RECURSIVE | IN_QGROUPS) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let name = arguments.name_2()?;
+        let (name, qgroups) = (arguments.name_2()?, arguments.qgroups()?);
         let dir = self.node(request)?;
         self.may_write_to_directory(&request.header, dir)?;
         let is_read_only = arguments.flags_2() & READ_ONLY != 0;
         let access =
             if is_read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
         let is_recursive = arguments.flags_2() & RECURSIVE != 0;
+        if is_recursive && !qgroups.is_empty() {
+            return Err(Errno::EINVAL);
+        }
         let (fd, caller) = (arguments.fd(), self.checked_caller(request));
         let (nodes, unsent) = (Arc::clone(&self.nodes), self.unsent_data());
         let device = Arc::clone(request.device);
@@ -212,9 +238,10 @@ impl Door {
             let source = source.subvolume;
             if !is_recursive {
                 unsent.of_subvolumes(&[source].into()).write_back(&device)?;
-                return Ok(filesystem.snapshot(source, dir, name, access).map(drop)?);
+                let made = filesystem.snapshot_in_qgroups(source, (dir, name), access, &qgroups);
+                return Ok(made.map(drop)?);
             }
-            // Law 9.
+            // Law 10.
             let sources = filesystem.subvolumes_below(source)?.into_iter().collect();
             unsent.of_subvolumes(&sources).write_back(&device)?;
             let options = RecursiveSnapshot::new(access).owned_by(caller.limited_to_owner());

@@ -46,12 +46,20 @@ pub(super) fn sorted(groups: &[GroupUsage], kinds: [u64; 4]) -> Vec<GroupUsage> 
 }
 
 pub(crate) fn units(args: &UnitArgs) -> Units {
+    let fixed = |power: u32, binary, decimal| {
+        if args.si {
+            Units::Fixed(1000_u64.pow(power), decimal)
+        } else {
+            Units::Fixed(1024_u64.pow(power), binary)
+        }
+    };
     match args {
         UnitArgs { raw: true, .. } => Units::Bytes,
+        UnitArgs { kbytes: true, .. } => fixed(1, "KiB", "kB"),
+        UnitArgs { mbytes: true, .. } => fixed(2, "MiB", "MB"),
+        UnitArgs { gbytes: true, .. } => fixed(3, "GiB", "GB"),
+        UnitArgs { tbytes: true, .. } => fixed(4, "TiB", "TB"),
         UnitArgs { si: true, .. } => Units::Decimal,
-        UnitArgs { kbytes: true, .. } => Units::Fixed(1 << 10, "KiB"),
-        UnitArgs { mbytes: true, .. } => Units::Fixed(1 << 20, "MiB"),
-        UnitArgs { gbytes: true, .. } => Units::Fixed(1 << 30, "GiB"),
         _ => Units::Binary,
     }
 }

@@ -9,7 +9,6 @@
 //!    if the volume cannot be opened again, and also if the commit fails: the superblocks may have
 //!    the new size by then.
 
-use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use butternut::{DeviceInfo, DevicePath};
@@ -20,6 +19,7 @@ use crate::args::{GlobalArgs, ResizeArgs};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::output::size::{Units, pretty};
+use crate::volume::image_size;
 
 /// The size of a volume is a multiple of this.
 const SECTOR_BYTES: u64 = 4096;
@@ -38,6 +38,7 @@ struct Plan {
 
 struct ImageFile {
     path: PathBuf,
+    identity: image_size::Identity,
     /// Offset of the volume in the file, in bytes.
     offset: u64,
     bytes: u64,
@@ -115,7 +116,7 @@ impl Plan {
             && file.end_of(self.bytes_was) <= bytes
         {
             // The caller reports the failure of the resize.
-            set_bytes(&file.path, bytes).unwrap_or_default();
+            image_size::set(&file.path, &[file.identity], bytes).unwrap_or_default();
         }
     }
 
@@ -160,7 +161,8 @@ fn image_file(transaction: &Transaction, device: &DeviceInfo) -> Option<ImageFil
     let is_wanted = |named: &&DevicePath| named.path.display().to_string() == *path;
     let named = transaction.devices().iter().find(is_wanted)?;
     let meta = std::fs::metadata(&named.path).ok().filter(std::fs::Metadata::is_file)?;
-    Some(ImageFile { path: named.path.clone(), offset: named.offset, bytes: meta.len() })
+    let (path, identity) = (named.path.clone(), image_size::identity(&meta));
+    Some(ImageFile { path, identity, offset: named.offset, bytes: meta.len() })
 }
 
 impl ImageFile {
@@ -170,11 +172,7 @@ impl ImageFile {
     }
 
     fn set_bytes(&self, bytes: u64) -> Result<(), Failure> {
-        set_bytes(&self.path, bytes)
+        image_size::set(&self.path, &[self.identity], bytes)
             .map_err(|error| Failure::io(self.path.display().to_string(), &error))
     }
-}
-
-fn set_bytes(path: &Path, bytes: u64) -> std::io::Result<()> {
-    OpenOptions::new().write(true).open(path)?.set_len(bytes)
 }

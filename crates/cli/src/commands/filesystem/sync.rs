@@ -38,7 +38,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SyncArgs, out: &mut Output) -> Out
 }
 
 /// Syncs the filesystem of a directory. Returns `None` for any other path.
-fn sync_directory(path: &Path) -> Option<io::Result<()>> {
+pub(crate) fn sync_directory(path: &Path) -> Option<io::Result<()>> {
     path.is_dir().then(|| sync_mounted(path))
 }
 

@@ -21,6 +21,7 @@ use crate::args::{GlobalArgs, ImportOptions, MkfsArgs};
 use crate::failure::Failure;
 use crate::volume;
 use crate::volume::arg::VolumeArg;
+use crate::volume::image_size;
 
 /// Files up to this size are stored as inline extents.
 const INLINE_BYTES_MAX: u64 = 2048;
@@ -111,8 +112,8 @@ pub(super) fn fill(
     if let (true, Ok(_), [device]) = (args.shrink, &result, volume_arg.devices.as_slice())
         && device.path.is_file()
     {
-        let cut = fs::OpenOptions::new().write(true).open(&device.path);
-        let cut = cut.and_then(|file| file.set_len(device.offset.saturating_add(made.bytes)));
+        let end = device.offset.saturating_add(made.bytes);
+        let cut = image_size::set(&device.path, &volume_files, end);
         cut.map_err(|error| failed(&device.path, &error))?;
     }
     result

@@ -67,12 +67,12 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
     let mut all = vec![current_options(mount)];
     all.extend(lists.iter().map(changeable));
     let parsed = ParsedOptions::of(&all)?;
-    if parsed.fuse.is_writable && mount.has_option("ro") && !is_open_for_writing(&path)? {
+    if parsed.fuse.is_writable && mount.has_option("ro") && !is_open_for_writing(mount)? {
         return Err(Failure::new(shown, "the volume is open read-only")
             .hint("unmount it, and mount it again without ro"));
     }
     if !parsed.fixed.is_empty() {
-        let served = client::request("mount", &path, &Request::Volume)?;
+        let served = client::request_mount("mount", mount, &Request::Volume)?;
         fixed_options::check(&parsed, &served["settings"])?;
     }
     let root = mounts::open(mount).map_err(|error| Failure::io(&*shown, &error))?;
@@ -109,7 +109,7 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
     }
     told?;
     for (key, value) in parsed.tunables {
-        client::request("mount", &path, &Request::Set { key, value })?;
+        client::request_mount("mount", mount, &Request::Set { key, value })?;
     }
     Ok(Completion::Success)
 }
@@ -186,7 +186,7 @@ fn changeable(list: &OsString) -> OsString {
     OsString::from_vec(options.join(&b','))
 }
 
-fn is_open_for_writing(path: &Path) -> Result<bool, Failure> {
-    let stats = client::request("mount", path, &Request::Stats { form: Format::Json })?;
+fn is_open_for_writing(mount: &Mount) -> Result<bool, Failure> {
+    let stats = client::request_mount("mount", mount, &Request::Stats { form: Format::Json })?;
     Ok(stats["is_writable"].as_bool().unwrap_or(false))
 }

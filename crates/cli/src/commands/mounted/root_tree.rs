@@ -65,6 +65,22 @@ impl<'a> MountedVolume<'a> {
         Ok(Self { dir: open(path).map_err(|error| failed(path, &error))?, path })
     }
 
+    /// Returns the volume of an open directory; messages name its path.
+    pub(crate) fn of(dir: File, path: &'a Path) -> Self {
+        Self { dir, path }
+    }
+
+    /// Returns whether the caller may read the trees of the volume.
+    pub(crate) fn is_readable(&self) -> Result<bool, Failure> {
+        let none = (0, 0, 0)..=(0, 0, 0);
+        let fd = self.dir.as_fd();
+        match search(fd, TreeId::ROOT.0, none, &mut |_, _| ControlFlow::Break(())) {
+            Ok(()) => Ok(true),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => Ok(false),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
     /// Returns the id of the subvolume that contains the directory.
     pub(crate) fn id(&self) -> Result<u64, Failure> {
         let info = subvolume_calls::info(self.dir.as_fd());
@@ -196,6 +212,11 @@ impl<'a> MountedVolume<'a> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(self.failed(&error)),
         }
+    }
+
+    /// Deletes the subvolume with an id.
+    pub(crate) fn delete(&self, id: u64) -> io::Result<()> {
+        subvolume_calls::delete_by_id(self.dir.as_fd(), id)
     }
 
     fn failed(&self, error: &io::Error) -> Failure {

@@ -5,12 +5,15 @@
 //!    stream has a temporary name in the same directory; if it fails, it is removed, and a FILE
 //!    that existed is unchanged.
 //! 3. A device, FIFO or socket is written directly. So is a file that can be written, but not
-//!    replaced, because its directory cannot be changed.
+//!    replaced, because its directory cannot be changed. The opened file is checked again for law
+//!    1, since the path may name another file by then.
+//! 4. A new file can be read by its owner only: a stream has the contents of files that only their
+//!    owners may read. A FILE that existed keeps its owner and mode.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process;
 
@@ -18,6 +21,9 @@ use crate::failure::Failure;
 
 /// Bytes of a stream that are written to a file at once.
 const BUFFER_BYTES: usize = 256 << 10;
+
+/// Mode of a new file (law 4).
+const MODE: u32 = 0o600;
 
 /// Number of temporary names that are tried.
 const NAMES_MAX: u32 = 100;
@@ -63,8 +69,16 @@ impl OutputFile {
         if let Some(found) = &found {
             check_storage(&shown, found, is_storage)?;
         }
-        let opened = open(path, found.as_ref());
-        let (file, temporary) = opened.map_err(|error| Failure::io(shown.clone(), &error))?;
+        let failed = |error: io::Error| Failure::io(shown.clone(), &error);
+        let (file, temporary) = open(path, found.as_ref()).map_err(failed)?;
+        if temporary.is_none() {
+            // Law 3.
+            let opened = file.metadata().map_err(failed)?;
+            check_storage(&shown, &opened, is_storage)?;
+            if opened.is_file() {
+                file.set_len(0).map_err(failed)?;
+            }
+        }
         Ok(Self { shown, to: BufWriter::with_capacity(BUFFER_BYTES, file), temporary })
     }
 
@@ -106,7 +120,9 @@ fn check_storage(
 
 /// Opens the file that a stream is written to: a temporary one, or that of the path (law 3).
 fn open(path: &Path, found: Option<&Metadata>) -> io::Result<(File, Option<Temporary>)> {
-    let directly = || OpenOptions::new().write(true).create(found.is_none()).open(path);
+    let mut options = OpenOptions::new();
+    options.write(true).create(found.is_none()).mode(MODE);
+    let directly = || options.open(path);
     let Some(target) = replaceable(path, found)? else { return Ok((directly()?, None)) };
     let (file, temporary) = match create_temporary(target) {
         Ok(made) => made,
@@ -116,9 +132,7 @@ fn open(path: &Path, found: Option<&Metadata>) -> io::Result<(File, Option<Tempo
             if found.is_none() || !is_read_only {
                 return Err(error);
             }
-            let file = directly()?;
-            file.set_len(0)?;
-            return Ok((file, None));
+            return Ok((directly()?, None));
         }
     };
     if let Some(found) = found {
@@ -153,7 +167,7 @@ fn create_temporary(target: PathBuf) -> io::Result<(File, Temporary)> {
     loop {
         let name = format!(".butternut-send-{}-{number}", process::id());
         let path = target.with_file_name(OsString::from(name));
-        match OpenOptions::new().write(true).create_new(true).open(&path) {
+        match OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path) {
             Ok(file) => return Ok((file, Temporary { path, target })),
             Err(error) if error.kind() == ErrorKind::AlreadyExists && number < NAMES_MAX => {
                 number += 1;

@@ -4,6 +4,8 @@
 //!
 //! 1. The directory of the subvolume stays open until the stream ends: meanwhile the volume is not
 //!    unmounted, as while the kernel sends.
+//! 2. The mount and the ids in the request are those of open directories: a path may name another
+//!    directory meanwhile, in another volume with the same ids.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
@@ -19,7 +21,7 @@ use super::version;
 use crate::args::SendArgs;
 use crate::commands::mount::device_identity;
 use crate::commands::mounted;
-use crate::control::{Request, SendRequest, client, device_number};
+use crate::control::{Request, SendRequest, client, device_number_of};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, text};
 
@@ -31,16 +33,17 @@ pub(super) fn run(args: &SendArgs, out: &mut Output) -> Outcome {
         return Ok(mounted::usage("of a volume that is not mounted, name VOLUME and SUBVOLUME"));
     }
     let path = Path::new(argument);
-    let (directory, subvolume) =
-        read_only_subvolume(path, "`butternut property set PATH ro true`")?;
+    let (directory, device) = open(path)?;
+    let subvolume = read_only_id(path, &directory, "`butternut property set PATH ro true`")?;
     let received = |other| {
         let other = Path::new(other);
-        if device_number(other).ok() != device_number(path).ok() {
+        let (directory, other_device) = open(other)?;
+        if other_device != device {
             let why = format!("is not in the volume of {}", shown(path));
             return Err(Failure::new(shown(other), why));
         }
         let if_writable = "name the read-only snapshot that was sent to the receiver";
-        read_only_subvolume(other, if_writable).map(|(_, id)| id)
+        read_only_id(other, &directory, if_writable)
     };
     let request = SendRequest {
         subvolume,
@@ -53,14 +56,14 @@ pub(super) fn run(args: &SendArgs, out: &mut Output) -> Outcome {
     let failed =
         |to: &str, error: io::Error| Failure::io(to, &error).hint("the stream is not complete");
     match &args.file {
-        None => client::request_stream(COMMAND, path, request, out)?
+        None => client::request_stream(COMMAND, (path, device), request, out)?
             .and_then(|()| out.flush())
             .map_err(|error| failed("stdout", error))?,
         Some(file) => {
-            let storage = Storage::of(path)?;
+            let storage = Storage::of(path, device)?;
             let is_storage = |found: &Metadata| storage.has(found);
             let mut to = OutputFile::create(file, &is_storage)?;
-            client::request_stream(COMMAND, path, request, &mut to)?
+            client::request_stream(COMMAND, (path, device), request, &mut to)?
                 .map_err(|error| failed(&file.display().to_string(), error))?;
             to.finish()?;
         }
@@ -73,8 +76,17 @@ fn shown(path: &Path) -> String {
     text::escaped(path.as_os_str().as_bytes())
 }
 
-/// Opens a read-only subvolume, and returns its id.
-fn read_only_subvolume(path: &Path, if_writable: &str) -> Result<(File, u64), Failure> {
+/// Opens a directory, and returns the device number of its mount (law 2).
+fn open(path: &Path) -> Result<(File, (u32, u32)), Failure> {
+    let opened = File::open(path).and_then(|file| {
+        let device = device_number_of(file.as_fd())?;
+        Ok((file, device))
+    });
+    opened.map_err(|error| mounted::failed(path, &error))
+}
+
+/// Returns the id of a read-only subvolume.
+fn read_only_id(path: &Path, directory: &File, if_writable: &str) -> Result<u64, Failure> {
     let failed = |error: &io::Error| {
         let failure = mounted::failed(path, error);
         match Errno::from_io_error(error) {
@@ -82,14 +94,13 @@ fn read_only_subvolume(path: &Path, if_writable: &str) -> Result<(File, u64), Fa
             _ => failure,
         }
     };
-    let directory = File::open(path).map_err(|error| failed(&error))?;
     let is_read_only = subvolume_calls::is_read_only(directory.as_fd());
     if !is_read_only.map_err(|error| failed(&error))? {
         let why = "only read-only subvolumes can be sent";
         return Err(Failure::new(shown(path), why).hint(if_writable));
     }
     let info = subvolume_calls::info(directory.as_fd()).map_err(|error| failed(&error))?;
-    Ok((directory, info.id))
+    Ok(info.id)
 }
 
 /// The devices of a mounted volume: their identities, and their paths, of which the storage below
@@ -100,8 +111,8 @@ struct Storage {
 }
 
 impl Storage {
-    fn of(path: &Path) -> Result<Self, Failure> {
-        let volume = client::request(COMMAND, path, &Request::Volume)?;
+    fn of(path: &Path, device: (u32, u32)) -> Result<Self, Failure> {
+        let volume = client::request_of(COMMAND, (path, device), &Request::Volume)?;
         let list = |name| {
             let list = volume.get(name).and_then(|list: &serde_json::Value| list.as_array());
             let text = |text: &serde_json::Value| text.as_str().map(str::to_owned);

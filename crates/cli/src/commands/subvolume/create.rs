@@ -1,8 +1,10 @@
 //! `subvolume create`: makes empty subvolumes.
 
+use butternut::format::quota::QgroupId;
+
 use crate::args::{GlobalArgs, SubvolumeCreateArgs};
-use crate::commands::mounted;
 use crate::commands::transaction::{Transaction, new_inode};
+use crate::commands::{mounted, qgroup};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 
@@ -10,9 +12,10 @@ use crate::output::{Output, text};
 const PERMISSIONS: u32 = 0o755;
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeCreateArgs, out: &mut Output) -> Outcome {
+    let qgroups = qgroup::parse_all(&args.qgroups)?;
     if mounted::is_path(&args.volume.volume, args.paths.is_empty()) {
         let paths: Vec<_> = std::iter::once(&args.volume.volume).chain(&args.paths).collect();
-        return mounted::create(global, &paths, out);
+        return mounted::create(global, &paths, &qgroups, out);
     }
     if args.paths.is_empty() {
         return Ok(mounted::usage("subvolume create VOLUME PATH..."));
@@ -20,17 +23,22 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeCreateArgs, out: &mut Out
     let mut transaction = Transaction::open(global, &args.volume)?;
     let mut ids = Vec::new();
     let done = args.paths.iter().try_for_each(|path| {
-        ids.push(create(&mut transaction, &text::bytes(path))?);
+        ids.push(create(&mut transaction, &text::bytes(path), &qgroups)?);
         Ok(())
     });
     transaction.finish_after(done, global, out, |object| object.put("subvolumes", ids))
 }
 
 /// Creates one. Its directory may be a subvolume that was created just before.
-fn create(transaction: &mut Transaction, path: &[u8]) -> Result<u64, Failure> {
+fn create(
+    transaction: &mut Transaction,
+    path: &[u8],
+    qgroups: &[QgroupId],
+) -> Result<u64, Failure> {
     let location = transaction.locate(path)?;
     let new = new_inode(PERMISSIONS);
-    let made = transaction.filesystem().create_subvolume(location.dir, &location.name, &new);
+    let (filesystem, dir) = (transaction.filesystem(), location.dir);
+    let made = filesystem.create_subvolume_in_qgroups(dir, &location.name, &new, qgroups);
     let id = made.map_err(|error| transaction.failed(path, &error))?;
     transaction.record("created", path);
     Ok(id)

@@ -6,6 +6,9 @@
 //!    volume that are named by id. So a mistyped name deletes nothing.
 //! 2. The space of those that were deleted is freed, and they are reported, also if a further
 //!    deletion fails.
+//! 3. A subvolume that several arguments name, itself or by one around it, is deleted once.
+
+use std::collections::BTreeSet;
 
 use butternut::{Error, FileId, TOP_LEVEL};
 
@@ -25,32 +28,27 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeDeleteArgs, out: &mut Out
         if args.recursive {
             return Ok(mounted::usage("of a mounted volume, -R names subvolumes by path"));
         }
-        return mounted::delete_ids(global, volume, &args.ids, out);
+        return mounted::delete::by_id(global, volume, &args.ids, out);
     }
     if is_mounted {
         let paths: Vec<_> = std::iter::once(volume).chain(&args.paths).collect();
-        return mounted::delete(global, &paths, args.recursive, out);
+        return mounted::delete::by_path(global, &paths, args.recursive, out);
     }
     if args.paths.is_empty() && args.ids.is_empty() {
         return Ok(mounted::usage("subvolume delete VOLUME PATH..."));
     }
     let mut transaction = Transaction::open_to_delete(global, &args.volume)?;
-    let mut locations = Vec::new();
+    let mut named = Named::default();
     for id in &args.ids {
-        if args.recursive {
-            add_inside(&transaction, *id, &mut locations)?;
-        }
-        locations.push(location_of(&transaction, *id)?);
+        let location = location_of(&transaction, *id)?;
+        named.add(&transaction, *id, location, args.recursive)?;
     }
     for path in &args.paths {
         let (location, id) = location_at(&transaction, &text::bytes(path))?;
-        if args.recursive {
-            add_inside(&transaction, id, &mut locations)?;
-        }
-        locations.push(location);
+        named.add(&transaction, id, location, args.recursive)?;
     }
     let mut ids = Vec::new();
-    let mut done = locations.iter().try_for_each(|location| {
+    let mut done = named.locations.iter().try_for_each(|location| {
         ids.push(delete(&mut transaction, location)?);
         Ok(())
     });
@@ -65,7 +63,7 @@ fn delete(transaction: &mut Transaction, location: &Location) -> Result<u64, Fai
     let deleted = transaction.filesystem().delete_subvolume(location.dir, &location.name);
     let id = deleted.map_err(|error| {
         if matches!(error, Error::NotEmpty) {
-            return failed(&location.path, &error).hint(mounted::INSIDE_FIRST);
+            return failed(&location.path, &error).hint(mounted::delete::INSIDE_FIRST);
         }
         transaction.failed(&location.path, &error)
     })?;
@@ -73,18 +71,41 @@ fn delete(transaction: &mut Transaction, location: &Location) -> Result<u64, Fai
     Ok(id)
 }
 
-/// Adds the subvolumes inside one, each before the one that it is in.
-fn add_inside(
-    transaction: &Transaction,
-    id: u64,
-    locations: &mut Vec<Location>,
-) -> Result<(), Failure> {
-    let all = transaction.filesystem().subvolumes();
-    let all = all.map_err(|error| transaction.failure(&error))?;
-    for inside in mounted::inside(&all, id) {
-        locations.push(location_of(transaction, inside.id)?);
+/// The subvolumes to delete, in order.
+#[derive(Default)]
+struct Named {
+    locations: Vec<Location>,
+    ids: BTreeSet<u64>,
+}
+
+impl Named {
+    /// Adds a subvolume; `is_recursive`: and before it those inside it, each before the one that it
+    /// is in (law 3).
+    fn add(
+        &mut self,
+        transaction: &Transaction,
+        id: u64,
+        location: Location,
+        is_recursive: bool,
+    ) -> Result<(), Failure> {
+        if is_recursive {
+            let all = transaction.filesystem().subvolumes();
+            let all = all.map_err(|error| transaction.failure(&error))?;
+            for inside in mounted::delete::inside(&all, id) {
+                if !self.ids.contains(&inside.id) {
+                    self.push(inside.id, location_of(transaction, inside.id)?);
+                }
+            }
+        }
+        self.push(id, location);
+        Ok(())
     }
-    Ok(())
+
+    fn push(&mut self, id: u64, location: Location) {
+        if self.ids.insert(id) {
+            self.locations.push(location);
+        }
+    }
 }
 
 /// Returns the name of the subvolume at a path, and its id.

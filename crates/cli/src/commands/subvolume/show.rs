@@ -5,19 +5,36 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use butternut::format::quota::QgroupId;
 use butternut::{Follow, SubvolumeInfo, TOP_LEVEL, Time};
 
 use crate::args::{GlobalArgs, SubvolumeShowArgs};
+use crate::commands::filesystem::groups::units;
 use crate::commands::mounted;
 use crate::commands::mounted::root_tree::MountedVolume;
+use crate::commands::quota;
 use crate::commands::transaction::not_a_subvolume;
+use crate::control::quotas::GroupReport;
 use crate::failure::{Completion, Failure, Outcome};
+use crate::output::size::{Units, pretty};
 use crate::output::{Output, json, text, time};
 use crate::volume::OpenVolume;
 
+/// A subvolume, and what is shown beside its root item.
+struct Shown {
+    subvolume: SubvolumeInfo,
+    /// All other subvolumes of the volume.
+    others: Vec<SubvolumeInfo>,
+    /// `None` if it is not known: in a volume that another program has mounted.
+    quota: Option<Quota>,
+}
+
+/// The quota group of the subvolume, if it has one.
+struct Quota(Option<GroupReport>);
+
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeShowArgs, out: &mut Output) -> Outcome {
     let volume = &args.volume.volume;
-    let (shown, mut snapshots) = match &args.path {
+    let Shown { subvolume: shown, others: mut snapshots, quota } = match &args.path {
         None if mounted::is_directory(volume) => of_mount(Path::new(volume))?,
         path => {
             let opened = OpenVolume::from_arg(global, &args.volume)?;
@@ -31,38 +48,42 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeShowArgs, out: &mut Outpu
         let paths = snapshots.iter().filter_map(|s| s.path.as_ref());
         let paths = paths.map(|path| json::Object::new().name("path", path).into());
         let object = super::list::as_json(&shown)
-            .put("snapshots", paths.collect::<Vec<serde_json::Value>>());
+            .put("snapshots", paths.collect::<Vec<serde_json::Value>>())
+            .put("quota_group", quota.and_then(|quota| quota.0).map(|group| as_json(&group)));
         json::document(out, object)?;
     } else {
         print(&shown, &snapshots, out)?;
+        if let Some(Quota(group)) = quota {
+            print_quota(group.as_ref(), units(&args.units), out)?;
+        }
     }
     Ok(Completion::Success)
 }
 
-/// Returns a subvolume of a volume that is not mounted, and all other subvolumes.
-fn of_volume(
-    opened: &OpenVolume,
-    path: &OsString,
-) -> Result<(SubvolumeInfo, Vec<SubvolumeInfo>), Failure> {
+/// Returns a subvolume of a volume that is not mounted.
+fn of_volume(opened: &OpenVolume, path: &OsString) -> Result<Shown, Failure> {
     let id = opened.resolve(path, Follow::Last)?;
     let what = text::escaped(&text::bytes(path));
     if !id.is_subvolume_root() {
         return Err(not_a_subvolume(&text::bytes(path)));
     }
-    let shown =
-        opened.filesystem.subvolume(id.subvolume).map_err(|error| Failure::of(&*what, &error))?;
-    let all = opened.filesystem.subvolumes().map_err(|error| opened.failure(&error))?;
-    Ok((shown, all))
+    let id = id.subvolume;
+    let subvolume = opened.filesystem.subvolume(id).map_err(|error| Failure::of(&*what, &error))?;
+    let others = opened.filesystem.subvolumes().map_err(|error| opened.failure(&error))?;
+    let quota = Some(Quota(quota::group_of_volume(opened, id)?));
+    Ok(Shown { subvolume, others, quota })
 }
 
 /// As [`of_volume`], of a mounted volume.
-fn of_mount(path: &Path) -> Result<(SubvolumeInfo, Vec<SubvolumeInfo>), Failure> {
+fn of_mount(path: &Path) -> Result<Shown, Failure> {
     let volume = MountedVolume::open(path)?;
     if !volume.is_subvolume()? {
         return Err(not_a_subvolume(path.as_os_str().as_bytes()));
     }
     let id = volume.id()?;
-    Ok((volume.subvolume(id)?, volume.subvolumes()?))
+    let (subvolume, others) = (volume.subvolume(id)?, volume.subvolumes()?);
+    let quota = quota::group_of_mount(path, id).ok().map(Quota);
+    Ok(Shown { subvolume, others, quota })
 }
 
 fn print(
@@ -101,6 +122,27 @@ fn print(
         out.line(&path)?;
     }
     Ok(())
+}
+
+fn print_quota(group: Option<&GroupReport>, units: Units, out: &mut Output) -> std::io::Result<()> {
+    let Some(group) = group else { return writeln!(out, "\tQuota group:\t\tn/a") };
+    let limit =
+        |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), |bytes| pretty(bytes, units));
+    writeln!(out, "\tQuota group:\t\t{}", QgroupId(group.id))?;
+    writeln!(out, "\t  Limit referenced:\t{}", limit(group.max_referenced))?;
+    writeln!(out, "\t  Limit exclusive:\t{}", limit(group.max_exclusive))?;
+    writeln!(out, "\t  Usage referenced:\t{}", pretty(group.referenced, units))?;
+    writeln!(out, "\t  Usage exclusive:\t{}", pretty(group.exclusive, units))
+}
+
+fn as_json(group: &GroupReport) -> serde_json::Value {
+    json::Object::new()
+        .put("id", QgroupId(group.id).to_string())
+        .put("referenced_bytes", group.referenced)
+        .put("exclusive_bytes", group.exclusive)
+        .put("max_referenced_bytes", group.max_referenced)
+        .put("max_exclusive_bytes", group.max_exclusive)
+        .into()
 }
 
 fn when(at: Time) -> String {

@@ -3,20 +3,23 @@
 //! A destination that is a directory gets the snapshot under the name of the source, as in
 //! btrfs-subvolume(8).
 
+use butternut::format::quota::QgroupId;
 use butternut::{FileKind, Filesystem, Follow, RecursiveSnapshot, SnapshotAccess};
 use serde_json::json;
 
 use crate::args::{GlobalArgs, SubvolumeSnapshotArgs};
-use crate::commands::mounted;
 use crate::commands::transaction::{Location, Transaction, not_a_subvolume, split};
+use crate::commands::{mounted, qgroup};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeSnapshotArgs, out: &mut Output) -> Outcome {
+    let qgroups = qgroup::parse_all(&args.qgroups)?;
     let Some(destination) = &args.destination else {
         if mounted::is_path(&args.volume.volume, true) {
             let paths = (args.volume.volume.as_os_str(), args.source.as_os_str());
-            return mounted::snapshot(global, paths, (args.read_only, args.recursive), out);
+            let how = (args.read_only, args.recursive);
+            return mounted::snapshot(global, paths, how, &qgroups, out);
         }
         return Ok(mounted::usage("subvolume snapshot VOLUME SOURCE DESTINATION"));
     };
@@ -27,8 +30,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeSnapshotArgs, out: &mut O
         return Err(not_a_subvolume(&source_path));
     }
     let location = name_of(&transaction, &text::bytes(destination), &source_path)?;
-    let access = if args.read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
-    let made = make(transaction.filesystem(), source.subvolume, &location, access, args.recursive);
+    let made = make(transaction.filesystem(), source.subvolume, &location, args, &qgroups);
     let made = made.map_err(|error| transaction.failed(&location.path, &error))?;
     transaction.record("created", &location.path);
     transaction.finish(global, out, |object| {
@@ -45,14 +47,16 @@ fn make(
     filesystem: &Filesystem,
     source: u64,
     to: &Location,
-    access: SnapshotAccess,
-    recursive: bool,
+    args: &SubvolumeSnapshotArgs,
+    qgroups: &[QgroupId],
 ) -> butternut::Result<Vec<(u64, u64)>> {
-    if recursive {
+    let access = if args.read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
+    if args.recursive {
         let options = RecursiveSnapshot::new(access);
         return filesystem.snapshot_recursive(source, to.dir, &to.name, options);
     }
-    Ok(vec![(source, filesystem.snapshot(source, to.dir, &to.name, access)?)])
+    let at = (to.dir, to.name.as_slice());
+    Ok(vec![(source, filesystem.snapshot_in_qgroups(source, at, access, qgroups)?)])
 }
 
 /// Returns the name that the snapshot gets.
