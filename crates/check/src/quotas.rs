@@ -9,8 +9,7 @@
 use crate::finding::Kind;
 use crate::sink::Sink;
 use butternut_tree::{QgroupCount, QuotaCheck, TreeError};
-use butternut_volume::Volume;
-use std::error::Error;
+use butternut_volume::{Volume, chain};
 use std::sync::Arc;
 
 /// Checks the usage of all quota groups. Returns it if it was counted.
@@ -68,15 +67,4 @@ fn compare(count: &QgroupCount, sink: &Sink<'_>) {
         let place = format!("quota group {}", count.id);
         sink.add(Kind::QgroupUsage, place, field, have, format!("{want}, as the extents"));
     }
-}
-
-/// Returns an error with its causes.
-fn chain(error: &TreeError) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -139,6 +139,14 @@ fn the_report_of_check_is_that_of_btrfs_progs() {
     assert!(group["counted_exclusive_bytes"].as_u64().unwrap() > 3_000_000, "{group}");
 }
 
+/// Returns a copy of the image that may be changed, in a directory of its own.
+fn copy_of_image() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
+    let copy = dir.path().join("copy.img");
+    run("cp", &["--sparse=always".as_ref(), image().0.as_os_str(), copy.as_os_str()]);
+    (dir, copy)
+}
+
 fn kernel_shows(image: &Path) -> String {
     let dir = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
     let (image, at) = (image.display(), dir.path().display());
@@ -154,9 +162,7 @@ fn groups_and_limits_are_changed_for_the_kernel() {
     if !kernel_tests_enabled("groups_and_limits_are_changed_for_the_kernel") {
         return;
     }
-    let dir = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
-    let copy = dir.path().join("copy.img");
-    run("cp", &["--sparse=always".as_ref(), image().0.as_os_str(), copy.as_os_str()]);
+    let (_dir, copy) = copy_of_image();
     let volume = copy.to_str().unwrap();
     let ok = |words: &[&str]| butternut(words).ok();
     ok(&["qgroup", "create", "1/7", volume]);
@@ -199,9 +205,7 @@ fn new_subvolumes_are_in_quota_groups_for_the_kernel() {
     if !kernel_tests_enabled("new_subvolumes_are_in_quota_groups_for_the_kernel") {
         return;
     }
-    let dir = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
-    let copy = dir.path().join("copy.img");
-    run("cp", &["--sparse=always".as_ref(), image().0.as_os_str(), copy.as_os_str()]);
+    let (dir, copy) = copy_of_image();
     let volume = copy.to_str().unwrap();
     let ok = |words: &[&str]| butternut(words).ok();
     ok(&["subvolume", "create", "-i", "1/100", "-i", "2/1", volume, "new", "newer"]);
