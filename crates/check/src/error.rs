@@ -16,6 +16,9 @@ pub enum CheckError {
     /// The volume is mounted and written, so that blocks change while they are read.
     #[error("{device} is in use: {holder}")]
     Mounted { device: String, holder: Holder },
+    /// Of a volume that is written to.
+    #[error("the superblocks are of several commits, or of one before {since}")]
+    Changing { since: u64 },
     #[error("cannot start the threads")]
     Threads(#[source] rayon::ThreadPoolBuildError),
 }

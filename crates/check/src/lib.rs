@@ -93,7 +93,9 @@ fn run(
     pool: Option<&rayon::ThreadPool>,
 ) -> Result<Vec<QgroupCount>, CheckError> {
     let reader = Reader::new(volume, sink);
-    supers::check_copies(&reader);
+    if sink.options().held_since.is_none() {
+        supers::check_copies(&reader);
+    }
     let ledger = Ledger::new();
     let pass = Pass::new(&reader, &ledger, pool);
     let chunk_tree = pass.chunk_tree();

@@ -10,26 +10,57 @@ use butternut_sys::holder;
 use butternut_volume::{OpenOptions, Volume, VolumeError};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// Opens a device or image file for reading. The volume begins at byte `offset`.
+/// How often the superblocks of a volume that is written to are read, and the time in between.
+const ATTEMPTS_MAX: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Opens a device or image file for reading. The volume begins at byte `offset`, and has at most
+/// `bytes` bytes: `None` means up to the end of the file.
 ///
 /// Reads go through the kernel's page cache.
 ///
 /// # Errors
 /// The device cannot be opened, or, without `force`, it is mounted for writing or locked by another
 /// process.
-pub fn open_device(path: &Path, offset: u64, force: bool) -> Result<Arc<dyn Device>, CheckError> {
+pub fn open_device(
+    path: &Path,
+    offset: u64,
+    bytes: Option<u64>,
+    force: bool,
+) -> Result<Arc<dyn Device>, CheckError> {
     let device = || path.display().to_string();
     if let Some(holder) = holder::writing_mount(path).filter(|_| !force) {
         return Err(CheckError::Mounted { device: device(), holder });
     }
     let sharing = if force { Sharing::Unlocked } else { Sharing::Locked };
-    let how = OpenDevice { offset, direct: false, sharing, ..OpenDevice::default() };
+    let how = OpenDevice { offset, bytes, direct: false, sharing, ..OpenDevice::default() };
     let device = FileDevice::open(path, &how).map_err(|source| CheckError::Device { source })?;
     Ok(Arc::new(device))
 }
 
+/// Opens the volume. A commit writes the superblocks one after another, so those of a volume that
+/// is written to are read until they are of one commit that is kept.
 pub(crate) fn volume(
+    devices: Vec<Arc<dyn Device>>,
+    options: &CheckOptions<'_>,
+) -> Result<Volume, CheckError> {
+    let Some(since) = options.held_since else { return open_once(devices, options) };
+    for _ in 0..ATTEMPTS_MAX {
+        let volume = open_once(devices.clone(), options);
+        if let Ok(volume) = volume
+            && volume.super_block().generation().0 >= since
+            && !volume.devices().iter().any(|device| device.is_stale)
+        {
+            return Ok(volume);
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Err(CheckError::Changing { since })
+}
+
+fn open_once(
     devices: Vec<Arc<dyn Device>>,
     options: &CheckOptions<'_>,
 ) -> Result<Volume, CheckError> {

@@ -20,6 +20,10 @@ pub struct CheckOptions<'a> {
     pub degraded: bool,
     /// Count the usage of quota groups also where the quota tree says that its own is inexact.
     pub qgroup_report: bool,
+    /// The volume is written to, and its process keeps what commits refer to, from the one of this
+    /// generation on. The last one is checked: the superblocks and the log tree change meanwhile,
+    /// and are not.
+    pub held_since: Option<u64>,
     /// Number of findings to keep. Further findings are only counted.
     pub findings_max: usize,
     pub progress: Option<Progress<'a>>,
@@ -32,6 +36,7 @@ impl Default for CheckOptions<'_> {
             threads: 1,
             degraded: false,
             qgroup_report: false,
+            held_since: None,
             findings_max: FINDINGS_MAX_DEFAULT,
             progress: None,
         }
@@ -45,6 +50,7 @@ impl fmt::Debug for CheckOptions<'_> {
             .field("threads", &self.threads)
             .field("degraded", &self.degraded)
             .field("qgroup_report", &self.qgroup_report)
+            .field("held_since", &self.held_since)
             .field("findings_max", &self.findings_max)
             .finish_non_exhaustive()
     }

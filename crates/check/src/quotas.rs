@@ -32,10 +32,6 @@ fn count(
     sink: &Sink<'_>,
     has_same_references: bool,
 ) -> Result<Vec<QgroupCount>, TreeError> {
-    if quota.is_simple() {
-        sink.note("simple quotas are enabled; their usage is not checked");
-        return Ok(Vec::new());
-    }
     if !has_same_references {
         sink.note("the usage of quota groups is not compared, as references to extents differ");
         return Ok(Vec::new());

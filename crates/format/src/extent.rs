@@ -142,7 +142,7 @@ pub struct Extent<'a> {
 
 /// A reference from a file of a subvolume. `offset` is the file offset where the extent's first
 /// byte would be; it may be negative, and then wraps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DataRef {
     pub tree: TreeId,
     pub ino: Ino,
@@ -179,6 +179,13 @@ impl<'a> Extent<'a> {
 
     pub fn inline_refs(&self) -> InlineRefs<'a> {
         InlineRefs::of(self.inline)
+    }
+
+    /// Returns the tree that simple quotas charge for the extent, if it has an owner reference: the
+    /// first inline one.
+    pub fn owner(&self) -> Option<TreeId> {
+        let first = self.inline_refs().next()?.ok()?;
+        if let InlineRef::Owner(tree) = first { Some(tree) } else { None }
     }
 
     /// Returns the address behind the extent. The check ensures that it does not overflow.

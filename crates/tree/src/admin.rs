@@ -3,7 +3,9 @@
 //! Laws:
 //!
 //! 1. A device shrinks only to an end that no chunk lies behind. Empty chunks behind it are removed
-//!    first; others refuse the change.
+//!    first; others refuse the change. Where the last chunk goes that names the profile of its
+//!    class, one of that profile is added before the end first; without space for it, the change
+//!    is refused.
 //! 2. Free space is allocated while it is discarded, so that no writer uses it meanwhile. A
 //!    reservation that finds no space waits for the discard.
 //! 3. Nothing is discarded that another writer may use: not on a volume that an error has made
@@ -14,10 +16,12 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::transaction::Need;
 use crate::transaction::discards::Waited;
+use crate::transaction::running::Running;
+use butternut_format::chunk::Profile;
 use butternut_format::refused::require;
 use butternut_format::super_block::LABEL_BYTES;
 use butternut_format::units::{DevId, Logical, Physical, SECTOR_BYTES};
-use butternut_space::{Class, DeviceUsage, GroupStatus, Totals};
+use butternut_space::{Class, DeviceEnd, DeviceUsage, GroupStatus, Totals};
 use butternut_volume::DeviceStatus;
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,6 +47,20 @@ impl Forest {
     /// The volume was opened for reading.
     pub fn groups(&self) -> Result<Vec<GroupStatus>, TreeError> {
         self.running().map(|running| running.space.groups())
+    }
+
+    /// Returns the state of the block groups that a resize does not remove without a replacement
+    /// (law 1): those in use, and the last one that names the profile of its class.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn groups_to_keep(&self) -> Result<Vec<GroupStatus>, TreeError> {
+        let space = &self.running()?.space;
+        let is_busy = |group: &GroupStatus| group.used > 0 || group.allocated > 0;
+        let (mut kept, idle): (Vec<_>, Vec<_>) = space.groups().into_iter().partition(is_busy);
+        let is_idle = |start| idle.binary_search_by_key(&start, |group| group.start).is_ok();
+        kept.extend(space.last_of_profile(is_idle));
+        Ok(kept)
     }
 
     /// Returns the bytes of all devices that no chunk uses.
@@ -73,7 +91,7 @@ impl Forest {
     /// # Errors
     /// The volume was opened for reading.
     pub fn dirty_bytes(&self) -> Result<u64, TreeError> {
-        self.running().map(crate::transaction::running::Running::dirty_bytes)
+        self.running().map(Running::dirty_bytes)
     }
 
     /// Returns the label of the volume in the running transaction.
@@ -118,24 +136,24 @@ impl Forest {
     /// Sets the size of the volume on one device, in bytes. The next commit writes it (law 1).
     ///
     /// # Errors
-    /// The device is smaller than that or a seed, or chunks in use lie behind the new end.
+    /// The device is smaller than that or a seed, chunks in use lie behind the new end, or there is
+    /// no space before it for a chunk that replaces the last one of a profile.
     pub fn resize(self: &Arc<Self>, devid: DevId, bytes: u64) -> Result<(), TreeError> {
         let is_it = |status: &DeviceStatus| status.devid == devid && !status.is_seed;
         let device = self.volume().devices().into_iter().find(is_it);
-        let have = device.and_then(|status| status.device).map_or(0, |device| device.bytes());
+        // It may have grown since the volume was opened, or been truncated since that shrank.
+        let device = device.and_then(|status| status.device);
+        let have = device.map_or(0, |device| device.take_growth().min(device.bytes_now()));
         require(have > 0, "devid", devid, "a device of the volume").map_err(TreeError::Invalid)?;
         require(bytes <= have, "size", bytes, format_args!("at most {have}, the device's"))
             .map_err(TreeError::Invalid)?;
         self.empty_beyond(devid, bytes)?;
         let handle = self.join(Need::items(ITEMS_PER_DEVICE_CHANGE))?;
         let running = handle.running();
-        let old = running.space.devices().into_iter().find(|device| device.devid == devid);
-        let old = old.map_or(0, |device| device.bytes);
-        running
-            .space
-            .resize_device(devid, bytes)
-            .map_err(|error| TreeError::Space(Box::new(error)))?;
+        // The lock covers both sizes: another thread may resize the device, too.
         let mut raw = running.super_block();
+        let old = running.space.resize_device(devid, bytes);
+        let old = old.map_err(|error| TreeError::Space(Box::new(error)))?;
         let total = raw.total_bytes.get().saturating_sub(old).saturating_add(bytes);
         raw.total_bytes.set(total);
         drop(raw);
@@ -170,6 +188,7 @@ impl Forest {
             let want = format_args!("none in use behind {bytes}").to_string();
             require(busy == 0, "chunk", group, want).map_err(TreeError::Invalid)?;
         }
+        replace_last_of_profile(handle.running(), &beyond, DeviceEnd { devid, bytes })?;
         handle.running().chunks().remove_next_commit(beyond);
         handle.mark_changed();
         drop(handle);
@@ -277,4 +296,21 @@ impl Forest {
             }
         }
     }
+}
+
+/// Adds a chunk for each class that would lose its profile with these chunks, all of them empty
+/// (law 1).
+fn replace_last_of_profile(
+    running: &Running,
+    removed: &[Logical],
+    end: DeviceEnd,
+) -> Result<(), TreeError> {
+    let last = running.space.last_of_profile(|start| removed.binary_search(&start).is_ok());
+    for group in last {
+        let is_added = running.add_chunk_within(Class::of(group.flags), Some(end));
+        let profile = group.flags.profile().map_or("unknown", Profile::name);
+        let want = format_args!("space for a chunk of profile {profile} before it").to_string();
+        require(is_added, "size", end.bytes, want).map_err(TreeError::Invalid)?;
+    }
+    Ok(())
 }

@@ -10,10 +10,11 @@
 //!    inserts its item to the commit that removes it.
 //! 3. The device extents of a removed chunk are not reused before the commit that removed it is
 //!    complete.
-//! 4. A commit removes an empty group if the others of its class have enough free space, and never
-//!    one whose bytes are reserved, or which has extents although it counts as empty. It keeps the
-//!    last group of a type and profile, except where a resize or a lack of space for another class
-//!    requires its removal.
+//! 4. A commit removes an empty group if the others of its class have enough free space without
+//!    those that it removed before, and never one whose bytes are reserved, or which has extents
+//!    although it counts as empty. It keeps the last group of a type and profile, except where a
+//!    resize or a lack of space for another class requires its removal. It always keeps the last
+//!    group that names the profile of the next chunk, unless that is single.
 //! 5. The stripes of a new chunk overlap no stripe of another chunk. The device extents are
 //!    compared with the stripes when a volume is opened for writing (`device_extents`).
 
@@ -35,6 +36,7 @@ use butternut_format::units::{Logical, TreeId, index, length};
 use butternut_space::{ChunkPlan, Class, GroupChange, GroupStatus};
 use butternut_volume::{IoStripe, Layout};
 use std::ops::Range;
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
@@ -82,22 +84,20 @@ impl Commit<'_> {
 
     /// Removes the items of empty groups (law 4).
     pub(crate) fn remove_empty_chunks(&self) -> Result<(), TreeError> {
+        let space = &self.running.space;
         let mut removed = Vec::new();
-        let empty = self.running.space.empty_groups();
-        let empty = empty.into_iter().filter(|group| self.has_space_without(group));
-        let mut starts = std::mem::take(&mut self.running.chunks().to_remove);
-        starts.extend(empty.map(|group| group.start));
-        starts.sort_unstable();
-        starts.dedup();
-        for start in starts {
-            let chunks = self.volume().chunks();
-            let Some(layout) = chunks.find(start).cloned() else { continue };
-            if self.running.space.remove_group(start) {
-                self.require_no_extents(&(layout.logical().0..layout.end()))?;
-                if !self.running.chunks().cancel(start) {
-                    self.remove_chunk_items(&layout)?;
-                }
-                removed.push(layout);
+        let mut required = std::mem::take(&mut self.running.chunks().to_remove);
+        required.sort_unstable();
+        required.dedup();
+        for start in required {
+            if space.last_of_profile(|other| other == start).is_empty() {
+                removed.extend(self.remove_empty_chunk(start)?);
+            }
+        }
+        // Each removal changes what is left without the next group.
+        for group in space.empty_groups() {
+            if self.has_space_without(&group) {
+                removed.extend(self.remove_empty_chunk(group.start)?);
             }
         }
         if !removed.is_empty() {
@@ -105,6 +105,20 @@ impl Commit<'_> {
             self.write_devices()?;
         }
         Ok(())
+    }
+
+    /// Removes the items of a group. Returns its layout, or `None` if the group stays.
+    fn remove_empty_chunk(&self, start: Logical) -> Result<Option<Arc<Layout>>, TreeError> {
+        let chunks = self.volume().chunks();
+        let Some(layout) = chunks.find(start).cloned() else { return Ok(None) };
+        if !self.running.space.remove_group(start) {
+            return Ok(None);
+        }
+        self.require_no_extents(&(layout.logical().0..layout.end()))?;
+        if !self.running.chunks().cancel(start) {
+            self.remove_chunk_items(&layout)?;
+        }
+        Ok(Some(layout))
     }
 
     /// Fails if the extent tree has an extent in a group that counts as empty: on a damaged volume,

@@ -345,15 +345,16 @@ impl Reader<'_> {
         self.state.find(self.blocks, self.fetched, expected)
     }
 
-    /// Returns the addresses of the blocks on the way to a key.
-    pub(crate) fn path(&self, key: &Key) -> Result<Vec<Logical>, Stop> {
+    /// Returns the addresses of the blocks on the way to a key, to the one of `level`, which is not
+    /// read.
+    pub(crate) fn path(&self, key: &Key, level: u8) -> Result<Vec<Logical>, Stop> {
         let (mut expected, mut path) = (self.state.root, Vec::new());
         loop {
-            let block = self.block(&expected)?;
-            path.push(block.logical());
-            if block.level() == 0 {
+            path.push(expected.logical);
+            if expected.level <= level {
                 return Ok(path);
             }
+            let block = self.block(&expected)?;
             let slot = covering_slot(&block, key).unwrap_or(0);
             expected = child(&block, slot, expected.tree, expected.end_key)
                 .ok_or_else(|| no_child(&block, slot))?;

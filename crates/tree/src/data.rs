@@ -92,7 +92,7 @@ impl Forest {
         let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
         let (written, pending) =
-            running.with_pending_refs(at, |_| match extents.find(&key)? {
+            running.with_pending_refs(at, None, |_| match extents.find(&key)? {
                 Some(item) => {
                     read_extent(self.volume(), key, item.data(), |extent| Ok(extent.refs))
                 }
@@ -112,7 +112,7 @@ impl Forest {
         let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
         let (is_written, pending) =
-            running.with_pending_refs(at, |_| Ok(extents.find(&key)?.is_some()))?;
+            running.with_pending_refs(at, None, |_| Ok(extents.find(&key)?.is_some()))?;
         Ok(is_written || pending.created_bytes == Some(bytes))
     }
 
@@ -136,9 +136,8 @@ impl Forest {
         let extents = self.tree(TreeId::EXTENT)?;
         let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
-        let (is_shared, _) = running.with_pending_refs(at, |pending| {
-            let is_changing = pending.deltas.iter().any(|(known, _)| *known != own);
-            if is_changing || pending.dropped.has_other_than(own) {
+        let (is_shared, _) = running.with_pending_refs(at, Some(own), |pending| {
+            if pending.has_others || pending.dropped.has_other_than(own) {
                 return Ok(true);
             }
             let Some(item) = extents.find(&key)? else {

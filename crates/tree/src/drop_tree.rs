@@ -283,6 +283,7 @@ impl Deletion<'_> {
         Ok(self.running.change_found_refs(leaf.logical, found, |references| {
             change_child_refs(references, bytes, &children, referrer, -1);
             references.change(leaf.logical, bytes.into(), content, by, -1);
+            references.note_dropped_block(&block, true);
         }))
     }
 

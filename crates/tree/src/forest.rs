@@ -12,6 +12,7 @@
 use crate::Block;
 use crate::blocks::Blocks;
 use crate::cache::CacheCounters;
+use crate::chunks::block_groups::Changes;
 use crate::committed::{CommittedTrees, root_item};
 use crate::device_stats;
 use crate::error::TreeError;
@@ -28,7 +29,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
 use butternut_format::refused::Refused;
 use butternut_format::root::RootItem;
-use butternut_format::units::{Logical, TreeId};
+use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_volume::{Volume, VolumeError};
 use std::sync::{Arc, OnceLock};
 
@@ -130,7 +131,7 @@ impl Forest {
             device_stats::load(&forest.committed())?;
         }
         forest.volume().record_stale_devices();
-        forest.start_running()?;
+        forest.start_running(Changes::AreWritten)?;
         forest.running()?.load_quota(&forest.committed())?;
         Ok(forest)
     }
@@ -146,13 +147,13 @@ impl Forest {
     ) -> Result<Arc<Self>, TreeError> {
         let options = ForestOptions { commits_for_space: false, ..options };
         let forest = Self::open(volume, options)?;
-        forest.start_running()?;
+        forest.start_running(Changes::StayInMemory)?;
         Ok(forest)
     }
 
     /// Starts the running transaction of a forest.
-    fn start_running(self: &Arc<Self>) -> Result<(), TreeError> {
-        let running = Running::open(&self.committed(), self.clock, self.discard)?;
+    fn start_running(self: &Arc<Self>, changes: Changes) -> Result<(), TreeError> {
+        let running = Running::open(&self.committed(), self.clock, self.discard, changes)?;
         let (raw, node_bytes) = (self.volume().super_block().raw(), running.params.node_bytes);
         self.log.set(Log::new(raw, running.gate.generation(), node_bytes)).ok();
         if self.running.set(running).is_ok() {
@@ -269,6 +270,12 @@ impl Forest {
     /// ever freed.
     pub fn enter_read_epoch(&self) -> ReadEpoch<'_> {
         self.running.get().map_or_else(ReadEpoch::none, |running| running.read_epochs.enter())
+    }
+
+    /// Returns the generation of the last commit.
+    pub fn committed_generation(&self) -> Generation {
+        let opened = self.volume().super_block().generation();
+        self.running.get().map_or(opened, |running| running.gate.committed())
     }
 
     /// Adds the devices and chunks of the chunk tree to the volume.

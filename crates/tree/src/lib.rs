@@ -65,7 +65,7 @@ pub use log::{
     CommitReason, InodeChanges, InodeLog, LogClaim, LogCounters, LogEntry, LogTicket, LoggedName,
     SubvolumeLog,
 };
-pub use quota::admin::{Qgroup, QgroupLimits, Quotas};
+pub use quota::admin::{Qgroup, QgroupLimits, QuotaMode, Quotas};
 pub use quota::charge::QuotaHold;
 pub use quota::count::{QgroupCount, QuotaCheck};
 pub use quota::groups::QgroupUsage;

@@ -15,7 +15,7 @@
 //!    makes the usage inconsistent, and the cause is kept.
 //! 2. Each commit writes the status item: the kernel takes the usage as inconsistent if the
 //!    generation in it is not that of the superblock.
-//! 3. Simple quotas are refused for writing (`transaction::writable`).
+//! 3. Simple quotas have no need of both states: an extent has one owner (`simple`).
 //!
 //! Left to others: which extents a transaction touches ([`crate::references`]).
 
@@ -29,5 +29,6 @@ pub(crate) mod items;
 pub(crate) mod limits;
 pub(crate) mod roots;
 pub(crate) mod sets;
+pub(crate) mod simple;
 pub(crate) mod state;
 pub(crate) mod write;

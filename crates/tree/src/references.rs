@@ -25,53 +25,34 @@
 //!    changes them only while these are as it has read them ([`References::seen`]).
 //!
 //! Left to others: the extent items (`references::apply`, `item`, `keyed`), the references that a
-//! crash brings back (`dropped`), the extents that quotas account for (`touched`), the space
-//! (`running`).
+//! crash brings back (`dropped`), the extents that full quotas account for (`touched`), the bytes
+//! that simple ones account for (`owned`), the space (`running`).
 
 pub(crate) mod apply;
 pub(crate) mod children;
+pub(crate) mod deltas;
 pub(crate) mod dropped;
 pub(crate) mod item;
 pub(crate) mod keyed;
+pub(crate) mod owned;
+pub(crate) mod reference;
 pub(crate) mod touched;
 
+use crate::Block;
 use crate::error::TreeError;
 use butternut_format::extent::DataRef;
 use butternut_format::file_extent::{ExtentBody, FileExtent};
 use butternut_format::key::Key;
 use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, Logical, TreeId};
+use deltas::Deltas;
 use dropped::{Dropped, UncommittedDrops};
+use owned::Owned;
+pub(crate) use reference::{RECORDS_MAX, Ref};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use touched::Touched;
-
-/// Heads and dropped references that are many: about 160 bytes each.
-pub(crate) const RECORDS_MAX: usize = if cfg!(test) { 1 << 14 } else { 1 << 20 };
-
-/// References of one head that are many.
-pub(crate) const REFERENCES_OF_A_HEAD_MAX: usize = 1 << 12;
-
-/// A back reference of an extent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ref {
-    /// Of a tree block, by the tree that it belongs to.
-    Tree(TreeId),
-    /// Of a tree block, by the node that names it.
-    Shared(Logical),
-    /// Of data, by a file.
-    Data(DataRef),
-    /// Of data, by the leaf that names it.
-    SharedData(Logical),
-}
-
-impl Ref {
-    /// Makes the reference of a file. Its count is kept separately.
-    pub(crate) fn data(data: DataRef) -> Self {
-        Self::Data(DataRef { count: 1, ..data })
-    }
-}
 
 /// The owner of the references to a block's children.
 #[derive(Clone, Copy, Debug)]
@@ -131,27 +112,20 @@ pub(crate) struct Head {
     pub(crate) is_created: bool,
     /// Whether its references become full back references.
     pub(crate) is_full_backref: bool,
-    pub(crate) deltas: Vec<(Ref, i64)>,
-    /// Of data that was allocated in this transaction: the tree that it was allocated for.
-    owner: Option<TreeId>,
+    pub(crate) deltas: Deltas,
+    /// The tree that the extent was allocated for: known if that was in this transaction, or if
+    /// [`References::note_dropped_block`] has noted it.
+    pub(crate) owner: Option<TreeId>,
 }
 
 impl Head {
     fn new(bytes: u64, content: Content, is_created: bool) -> Self {
-        let deltas = Vec::with_capacity(1);
+        let deltas = Deltas::new();
         Self { bytes, content, is_created, is_full_backref: false, deltas, owner: None }
     }
 
     pub(crate) fn sum(&self) -> i64 {
-        self.deltas.iter().fold(0, |sum: i64, (_, delta)| sum.saturating_add(*delta))
-    }
-
-    fn change(&mut self, reference: Ref, delta: i64) {
-        match self.deltas.iter_mut().find(|(known, _)| *known == reference) {
-            Some((_, sum)) => *sum = sum.saturating_add(delta),
-            None => self.deltas.push((reference, delta)),
-        }
-        self.deltas.retain(|(_, sum)| *sum != 0);
+        self.deltas.sum()
     }
 }
 
@@ -168,8 +142,9 @@ pub(crate) struct References {
     /// The references of data that a crash would bring back.
     drops: UncommittedDrops,
     touched: Touched,
-    /// The most references that one head has or had: each change searches all of its head.
-    most_of_a_head: usize,
+    owned: Owned,
+    /// The changed references of all heads.
+    changes: usize,
 }
 
 /// The delayed references of an extent at one moment (law 4).
@@ -179,8 +154,8 @@ pub(crate) struct PendingRefs {
     pub(crate) sum: i64,
     /// The length of the extent in bytes, if it was allocated in the running transaction.
     pub(crate) created_bytes: Option<u64>,
-    /// The references that change, with their count changes.
-    pub(crate) deltas: Vec<(Ref, i64)>,
+    /// Whether other references change than the one that the caller asked about.
+    pub(crate) has_others: bool,
     /// The references that were dropped, where the drop is not durable.
     pub(crate) dropped: Dropped,
     sequence: u64,
@@ -205,15 +180,18 @@ impl References {
         })
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.heads.len()
+    pub(crate) fn is_empty(&self) -> bool {
+        self.heads.is_empty()
     }
 
-    /// Whether there are so many that a commit should write them: heads and dropped references,
-    /// for their memory, or references of one head, for the time of further changes of it.
+    /// Returns the number of changed references. An extent may have very many.
+    pub(crate) fn len(&self) -> usize {
+        self.heads.len().max(self.changes)
+    }
+
+    /// Whether there are so many that a commit should write them: changed and dropped references.
     pub(crate) fn are_many(&self) -> bool {
-        self.heads.len() + self.drops.len() >= RECORDS_MAX
-            || self.most_of_a_head >= REFERENCES_OF_A_HEAD_MAX
+        self.len().saturating_add(self.drops.len()) >= RECORDS_MAX
     }
 
     /// Returns the references whose drops are not durable.
@@ -226,12 +204,18 @@ impl References {
         &mut self.touched
     }
 
+    /// Returns the bytes of extents whose items have changed, for simple quotas.
+    pub(crate) fn owned(&mut self) -> &mut Owned {
+        &mut self.owned
+    }
+
     pub(crate) fn get(&self, logical: Logical) -> Option<&Head> {
         self.heads.get(&logical)
     }
 
-    /// Returns the delayed references of an extent; `None` while a batch is being written.
-    pub(crate) fn pending_refs(&self, at: Logical) -> Option<PendingRefs> {
+    /// Returns the delayed references of an extent, for a caller that has the reference `own`, if
+    /// any; `None` while a batch is being written.
+    pub(crate) fn pending_refs(&self, at: Logical, own: Option<Ref>) -> Option<PendingRefs> {
         if !self.sequence.is_multiple_of(2) {
             return None;
         }
@@ -239,10 +223,14 @@ impl References {
         let applying = applying.and_then(|(heads, _)| heads.get(&at));
         let heads = || applying.into_iter().chain(self.heads.get(&at));
         let sum = heads().fold(0, |sum: i64, head| sum.saturating_add(head.sum()));
-        let deltas = heads().flat_map(|head| head.deltas.iter().copied()).collect();
+        let has_others = |head: &Head| match own {
+            Some(own) => head.deltas.has_other_than(own),
+            None => !head.deltas.is_empty(),
+        };
+        let has_others = heads().any(has_others);
         let created_bytes = heads().find(|head| head.is_created).map(|head| head.bytes);
         let dropped = self.drops.of(at);
-        Some(PendingRefs { sum, created_bytes, deltas, dropped, sequence: self.sequence })
+        Some(PendingRefs { sum, created_bytes, has_others, dropped, sequence: self.sequence })
     }
 
     /// Whether no batch was written since `pending` was read.
@@ -271,9 +259,14 @@ impl References {
     pub(crate) fn create(&mut self, at: Logical, bytes: u64, content: Content, first: Ref) -> bool {
         let Entry::Vacant(place) = self.heads.entry(at) else { return false };
         let head = place.insert(Head::new(bytes, content, true));
-        head.deltas.push((first, 1));
-        if let Ref::Data(data) = first {
-            head.owner = Some(data.tree);
+        head.deltas.change(first, 1);
+        self.changes = self.changes.saturating_add(1);
+        head.owner = match first {
+            Ref::Data(DataRef { tree, .. }) | Ref::Tree(tree) => Some(tree),
+            Ref::Shared(_) | Ref::SharedData(_) => None,
+        };
+        if let Ref::Tree(owner) = first {
+            self.owned.grow(owner, bytes);
         }
         self.touched.add(at, first);
         true
@@ -290,12 +283,16 @@ impl References {
         delta: i64,
     ) -> bool {
         let head = self.heads.entry(at).or_insert_with(|| Head::new(bytes, content, false));
-        head.change(reference, delta);
-        self.most_of_a_head = self.most_of_a_head.max(head.deltas.len());
+        let others = self.changes.saturating_sub(head.deltas.len());
+        head.deltas.change(reference, delta);
+        self.changes = others.saturating_add(head.deltas.len());
         let is_freed = head.is_created && head.deltas.is_empty();
         let is_idle = !head.is_created && !head.is_full_backref && head.deltas.is_empty();
         if is_freed || is_idle {
-            self.heads.remove(&at);
+            let removed = self.heads.remove(&at).filter(|_| is_freed && content != Content::Data);
+            if let Some(owner) = removed.and_then(|head| head.owner) {
+                self.owned.shrink(owner, bytes);
+            }
         }
         if delta < 0 && content == Content::Data && !is_freed {
             self.drops.add(at, reference);
@@ -310,7 +307,18 @@ impl References {
 
     /// Returns the tree that data was allocated for, if the running transaction has allocated it.
     pub(crate) fn owner(&self, at: Logical) -> Option<TreeId> {
-        self.heads.get(&at).and_then(|head| head.owner)
+        self.heads.get(&at).filter(|head| head.is_created).and_then(|head| head.owner)
+    }
+
+    /// Notes the owner of a tree block of which a reference was just dropped, so that simple quotas
+    /// need not read the block again. `is_last`: no other reference is left.
+    pub(crate) fn note_dropped_block(&mut self, block: &Block, is_last: bool) {
+        let Some(since) = self.owned.since() else { return };
+        let Some(head) = self.heads.get_mut(&block.logical()) else { return };
+        head.owner.get_or_insert(block.owner());
+        if is_last && !head.is_created && block.generation() >= since {
+            self.owned.shrink(block.owner(), head.bytes);
+        }
     }
 
     pub(crate) fn set_full_backref(&mut self, at: Logical, bytes: u64, content: Content) {
@@ -321,7 +329,7 @@ impl References {
     /// Returns all heads to be applied. They stay visible until their changes are in the tree.
     pub(crate) fn take(&mut self) -> Arc<BTreeMap<Logical, Head>> {
         let heads = Arc::new(std::mem::take(&mut self.heads));
-        self.most_of_a_head = 0;
+        self.changes = 0;
         self.applying = (!heads.is_empty()).then(|| (Arc::clone(&heads), Logical(0)));
         heads
     }

@@ -31,9 +31,10 @@
 //!    commit. It takes no lock that a thread may hold while it joins: debug builds give a handle
 //!    the rank [`rank::Handle`], and panic.
 //! 4. A thread that would join a transaction with very many delayed references commits first
-//!    ([`References::are_many`](crate::references::References::are_many)). So their memory, and the
-//!    time of a change of a much shared extent, are bounded by that and by what the open handles
-//!    add, also while one operation changes many extents in many steps.
+//!    ([`References::are_many`](crate::references::References::are_many)). So their memory is
+//!    bounded by that and by what the open handles add, also while one operation changes many
+//!    extents in many steps. A forest that commits at the end only has no such limit: its caller
+//!    looks at the memory ([`Forest::dirty_bytes`]).
 
 pub(crate) mod commit;
 pub(crate) mod discards;

@@ -112,21 +112,23 @@ impl Tree {
         }
     }
 
-    /// Returns the addresses of the blocks on the way to a key, from the root to the leaf.
+    /// Returns the addresses of the blocks on the way to a key, from the root to the one of
+    /// `level`. That one is not read: nodes of a tree that is being deleted name blocks that are
+    /// freed.
     ///
     /// # Errors
-    /// A block of the path cannot be read or is corrupt.
-    pub fn path(&self, key: &Key) -> Result<Vec<Logical>, TreeError> {
+    /// A block above that level cannot be read or is corrupt.
+    pub fn path(&self, key: &Key, level: u8) -> Result<Vec<Logical>, TreeError> {
         if let Root::Transaction(tree) = &self.root {
-            return tree.read(|reader| reader.path(key));
+            return tree.read(|reader| reader.path(key, level));
         }
         let (mut expected, mut path) = (self.root(), Vec::new());
         loop {
-            let block = self.blocks.read(&expected)?;
-            path.push(block.logical());
-            if block.level() == 0 {
+            path.push(expected.logical);
+            if expected.level <= level {
                 return Ok(path);
             }
+            let block = self.blocks.read(&expected)?;
             let slot = covering_slot(&block, key).unwrap_or(0);
             expected = self.child(&block, slot, expected.end_key)?;
         }

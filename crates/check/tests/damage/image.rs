@@ -1,4 +1,4 @@
-//! Makes three small volumes with the kernel, which have every structure that the cases damage.
+//! Makes four small volumes with the kernel, which have every structure that the cases damage.
 //!
 //! They are kept in Cargo's temporary directory for tests, under the hash of their script. Needs
 //! root, loop devices and btrfs-progs.
@@ -29,6 +29,11 @@ pub(crate) fn old() -> Vec<u8> {
 /// Returns a volume with quotas.
 pub(crate) fn quotas() -> Vec<u8> {
     made("damage-quotas", "-O quota,block-group-tree,free-space-tree,no-holes")
+}
+
+/// Returns a volume with simple quotas.
+pub(crate) fn simple_quotas() -> Vec<u8> {
+    made("damage-simple-quotas", "-O squota,block-group-tree,free-space-tree,no-holes")
 }
 
 const FILL: &str = r"

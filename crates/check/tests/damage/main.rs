@@ -32,6 +32,7 @@ pub(crate) enum Volume {
     Current,
     Old,
     Quotas,
+    SimpleQuotas,
 }
 
 /// One case: the damage, the volume, and the kinds that must be found.
@@ -59,12 +60,14 @@ pub(crate) const fn old(name: &'static str, damage: fn(&TestImage), want: &'stat
 static CURRENT: LazyLock<Vec<u8>> = LazyLock::new(image::current);
 static OLD: LazyLock<Vec<u8>> = LazyLock::new(image::old);
 static QUOTAS: LazyLock<Vec<u8>> = LazyLock::new(image::quotas);
+static SIMPLE_QUOTAS: LazyLock<Vec<u8>> = LazyLock::new(image::simple_quotas);
 
 fn main() -> ExitCode {
     let mut trials = vec![
         trial("undamaged".into(), || clean(&CURRENT)),
         trial("undamaged-old".into(), || clean(&OLD)),
         trial("undamaged-quotas".into(), || clean(&QUOTAS)),
+        trial("undamaged-simple-quotas".into(), || clean(&SIMPLE_QUOTAS)),
         trial("inexact-quotas".into(), quotas::inexact_usage_is_counted_on_request),
         trial("lost-checksums".into(), lost_checksums_are_named),
         trial("every-kind".into(), every_kind_has_a_case),
@@ -134,6 +137,7 @@ fn image_of(case: &Case) -> &'static [u8] {
         Volume::Current => &CURRENT,
         Volume::Old => &OLD,
         Volume::Quotas => &QUOTAS,
+        Volume::SimpleQuotas => &SIMPLE_QUOTAS,
     }
 }
 

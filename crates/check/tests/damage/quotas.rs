@@ -35,7 +35,28 @@ pub(crate) fn cases() -> Vec<Case> {
             &[],
         ),
         quota("quota usage that is marked as inconsistent", inconsistent, &[]),
+        simple(
+            "simple quota group that uses less",
+            |p| usage(p, 256, |raw| raw.rfer -= U64::new(4096)),
+            &[Kind::QgroupUsage],
+        ),
+        simple("data of another owner", other_owner, &[Kind::QgroupUsage]),
     ]
+}
+
+const fn simple(name: &'static str, damage: fn(&TestImage), want: &'static [Kind]) -> Case {
+    Case { name, volume: Volume::SimpleQuotas, damage, want }
+}
+
+/// Gives the first data extent of a subvolume to another one.
+fn other_owner(p: &TestImage) {
+    const OWNER: u8 = ItemType::EXTENT_OWNER_REF.0;
+    // The type and the owner are behind the count, the generation and the flags.
+    let is_owned =
+        |data: &[u8]| data.get(24) == Some(&OWNER) && data[25..33] == [0, 1, 0, 0, 0, 0, 0, 0];
+    let is_data = |key: &Key, data: &[u8]| key.item_type == ItemType::EXTENT_ITEM && is_owned(data);
+    let (key, _) = p.find(TreeId::EXTENT, is_data);
+    p.change(TreeId::EXTENT, &key, |data| data[25] = 1);
 }
 
 const fn quota(name: &'static str, damage: fn(&TestImage), want: &'static [Kind]) -> Case {

@@ -30,11 +30,21 @@ use zerocopy::IntoBytes;
 const TYPE_MASK: u64 =
     BlockGroupFlags::DATA.0 | BlockGroupFlags::METADATA.0 | BlockGroupFlags::SYSTEM.0;
 
+/// What becomes of the changes of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Changes {
+    /// Commits write them to the devices.
+    AreWritten,
+    /// They stay in memory, so a block group needs no device to be writable.
+    StayInMemory,
+}
+
 /// Reads all block groups into `space`.
 pub(crate) fn load(
     trees: &CommittedTrees,
     params: &VolumeParams,
     space: &Space,
+    changes: Changes,
 ) -> Result<(), TreeError> {
     let items = open_tree(trees, params.group_tree())?;
     let mut end = 0;
@@ -55,7 +65,7 @@ pub(crate) fn load(
             used: item.bytes_used,
             free,
             excluded,
-            is_read_only: !trees.volume().can_write(layout),
+            is_read_only: changes == Changes::AreWritten && !trees.volume().can_write(layout),
         };
         space.add_group(&group).map_err(|error| TreeError::Space(Box::new(error)))?;
     }

@@ -5,10 +5,9 @@
 
 use crate::chunks::{block_groups, device_extents};
 use crate::error::TreeError;
-use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::refused::Refused;
 use butternut_format::units::{Logical, TreeId};
-use butternut_space::{ChunkPlan, Class, Group, Space, excluded_ranges};
+use butternut_space::{ChunkPlan, Class, DeviceEnd, Group, Space, excluded_ranges};
 use butternut_volume::{Layout, Volume};
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use std::sync::Arc;
 pub(crate) struct Chunks {
     pub(super) pending: Vec<ChunkPlan>,
     pub(super) removed: Vec<Arc<Layout>>,
-    /// Empty groups that the next commit removes, even if they are the last of their kind.
+    /// Empty groups that the next commit removes, even if they are the last of their kind (law 4).
     pub(super) to_remove: Vec<Logical>,
     /// Whether the size of a device changed.
     pub(super) is_resized: bool,
@@ -47,29 +46,23 @@ impl Chunks {
         self.is_resized = true;
     }
 
-    /// Adds a chunk of a class to the volume and to `space`. Returns `false` if the devices lack
-    /// the space.
+    /// Adds a chunk of a class to the volume and to `space`, as if the device of `end` ended there.
+    /// Returns `false` if the devices lack the space.
     pub(crate) fn add(
         &mut self,
         volume: &Volume,
         space: &Space,
         class: Class,
+        end: Option<DeviceEnd>,
     ) -> Result<bool, TreeError> {
-        let Some(plan) = space.plan_chunk(class, group_flags(space, class), 0) else {
+        let flags = space.next_chunk_flags(class);
+        let Some(plan) = space.plan_chunk_within(class, flags, 0, end) else {
             return Ok(false);
         };
         install(volume, space, &plan)?;
         self.pending.push(plan);
         Ok(true)
     }
-}
-
-/// Returns the flags for a new chunk of a class: those of its newest block group.
-fn group_flags(space: &Space, class: Class) -> BlockGroupFlags {
-    let flag = class.flag();
-    let groups = space.groups();
-    let found = groups.iter().rev().find(|group| group.flags.contains(flag));
-    found.map_or(flag, |group| group.flags)
 }
 
 fn install(volume: &Volume, space: &Space, plan: &ChunkPlan) -> Result<(), TreeError> {

@@ -144,14 +144,23 @@ impl<'a> GroupEdit<'a> {
                 (false, false) => self.remove_extent(range)?,
             }
         }
-        let limits = Limits::of(&self.group);
-        if !self.is_bitmaps && self.count > limits.high {
-            self.convert(true)?;
-        } else if self.is_bitmaps && self.count < limits.low {
-            self.convert(false)?;
+        if self.should_convert() {
+            // Once more with what there is: the count of a crafted volume may be wrong, and bitmaps
+            // for few runs of a huge group take much space (law 2).
+            let free = free_ranges(self.tree.tree(), self.group.clone())?;
+            self.count = length(free.len());
+            if self.should_convert() {
+                self.convert(&free)?;
+            }
         }
         let (key, info) = info_item(&self.group, self.count, self.is_bitmaps);
         self.tree.put(&key, &info)
+    }
+
+    /// Whether the count calls for the other kind of items (law 3).
+    fn should_convert(&self) -> bool {
+        let limits = Limits::of(&self.group);
+        if self.is_bitmaps { self.count < limits.low } else { self.count > limits.high }
     }
 
     /// Returns the last free extent that begins at or before `at`.
@@ -257,13 +266,11 @@ impl<'a> GroupEdit<'a> {
         Ok(())
     }
 
-    /// Converts the group to bitmaps or to extents.
-    fn convert(&mut self, to_bitmaps: bool) -> Result<(), TreeError> {
-        let free = free_ranges(self.tree.tree(), self.group.clone())?;
+    /// Converts the group, with these free ranges, to bitmaps or to extents.
+    fn convert(&mut self, free: &[Range<u64>]) -> Result<(), TreeError> {
         self.tree.remove_range(whole(&self.group), &mut |_, _| {})?;
-        self.is_bitmaps = to_bitmaps;
-        self.count = length(free.len());
-        let changes = if to_bitmaps { self.bitmaps(&free) } else { extents(&free) };
+        self.is_bitmaps = !self.is_bitmaps;
+        let changes = if self.is_bitmaps { self.bitmaps(free) } else { extents(free) };
         self.tree.merge(&changes)
     }
 

@@ -286,7 +286,9 @@ fn change_refs_of_copy(
             change_child_refs(references, node_bytes, children, by_parent, -1);
         }
     }
-    references.change(old.logical(), bytes, content, Ref::Tree(id), -1)
+    let is_freed = references.change(old.logical(), bytes, content, Ref::Tree(id), -1);
+    references.note_dropped_block(old, found.refs <= 1);
+    is_freed
 }
 
 fn not_dirty(tree: TreeId, logical: Logical) -> Stop {

@@ -1,7 +1,7 @@
 //! Deletions that end after each number of blocks, each part in an open of its own.
 
 use super::Dropped;
-use crate::{Forest, ForestOptions, Need, ReservationLevel, TreeError};
+use crate::{Forest, ForestOptions, Need, QuotaMode, ReservationLevel, TreeError};
 use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::root::RawRootItem;
@@ -253,7 +253,7 @@ fn progress_that_names_no_child_is_refused() {
 fn a_rescan_leaves_no_tree_to_the_running_transaction() {
     let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
     let forest = subvolume(&device, 30);
-    commit_with(&forest, |at_commit| at_commit.enable_quotas().map(drop));
+    commit_with(&forest, |at_commit| at_commit.enable_quotas(QuotaMode::Full).map(drop));
     for number in 1..=50 {
         let id = TreeId(SUBVOLUME.0 + number);
         commit_with(&forest, |at_commit| at_commit.snapshot(SUBVOLUME, id, |_| {}));

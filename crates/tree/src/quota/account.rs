@@ -15,15 +15,15 @@
 //!    both copies is shared. In both cases the walk continues at its children. Its end is where
 //!    subvolumes do not differ.
 //! 3. An extent is accounted for once, though several parents may lead to it.
-//! 4. At most [`EXTENTS_MAX`] extents are walked. Past that, the usage is computed from all extents
-//!    of the volume, which needs no memory for each of them.
+//! 4. At most [`EXTENTS_MAX`] extents are walked, with as many sets of subvolumes as there may be
+//!    (`sets`). Past that, the usage is computed from all extents of the volume, which needs no
+//!    memory for each of them, and one set where this step needs two.
 //!
-//! Left to others: the subvolumes of an extent (`roots`), the usage from all extents (`count`), the
-//! arithmetic (`changes`, `groups`).
+//! Left to others: simple quotas (`simple`), the subvolumes of an extent (`roots`), the usage from
+//! all extents (`count`), the arithmetic (`changes`, `groups`).
 
 use super::changes::UsageChanges;
 use super::count::count_usage;
-use super::groups::{QgroupUsage, group_of};
 use super::roots::{ExtentRoots, Roots, Trees};
 use super::sets::RootSets;
 use super::state::Quota;
@@ -61,11 +61,18 @@ impl Commit<'_> {
         let Some(mut quota) = self.running.quota().clone() else { return Ok(()) };
         self.write_chunks()?;
         self.apply_references()?;
-        let touched = self.running.references().touched().take();
+        let (touched, owned) = {
+            let mut references = self.running.references();
+            (references.touched().take(), references.owned().take())
+        };
         if quota.is_consistent() && !quota.needs_rescan {
-            match self.account(&touched, &mut quota) {
-                Ok(is_done) => quota.needs_rescan = !is_done,
-                Err(error) => quota.fail(error),
+            if quota.simple_since.is_some() {
+                quota.account_owned(&owned);
+            } else {
+                match self.account(&touched, &mut quota) {
+                    Ok(is_done) => quota.needs_rescan = !is_done,
+                    Err(error) => quota.fail(error),
+                }
             }
         }
         if quota.needs_rescan {
@@ -81,15 +88,7 @@ impl Commit<'_> {
             (quota.needs_rescan, quota.rescan) = (false, u64::MAX);
         }
         let edit = self.edit(TreeId::QUOTA)?;
-        for tree in std::mem::take(&mut quota.dropped) {
-            let id = group_of(tree);
-            let is_unused = |usage: QgroupUsage| usage.referenced == 0;
-            let group = quota.groups.get(id).filter(|group| is_unused(group.usage));
-            if group.is_some() && quota.is_consistent() {
-                let related = quota.groups.remove(id).unwrap_or_default();
-                write::remove_group(&edit, id, &related)?;
-            }
-        }
+        self.remove_unused_groups(&edit, &mut quota)?;
         write::write_groups(&edit, &mut quota.groups, self.generation)?;
         write::write_status(&edit, &quota, self.generation)?;
         // First: for a moment the growth counts less, and never twice.
@@ -112,10 +111,11 @@ impl Commit<'_> {
         for at in touched {
             walk.left.push(*at);
             while let Some(next) = walk.left.pop() {
-                walk.visit(next)?;
-                if walk.seen.len() > EXTENTS_MAX {
+                let visited = walk.visit(next);
+                if walk.seen.len() > EXTENTS_MAX || walk.sets.is_full() {
                     return Ok(false);
                 }
+                visited?;
             }
         }
         let Walk { sets, changes, .. } = walk;
@@ -143,12 +143,15 @@ impl Commit<'_> {
     /// Computes the usage of all groups from all extents of the volume.
     fn rescan(&self, quota: &mut Quota) -> Result<(), TreeError> {
         self.add_missing_groups(quota)?;
+        if let Some(since) = quota.simple_since {
+            return self.count_owned(since, &mut quota.groups);
+        }
         let extents = self.edit(TreeId::EXTENT)?;
         count_usage(Trees::Running(self.running), extents.tree(), &mut quota.groups)
     }
 
     /// Adds a group for each subvolume without one.
-    fn add_missing_groups(&self, quota: &mut Quota) -> Result<(), TreeError> {
+    pub(crate) fn add_missing_groups(&self, quota: &mut Quota) -> Result<(), TreeError> {
         let roots = self.edit(TreeId::ROOT)?;
         let mut items = roots.tree().scan();
         items.seek(&Key::new(TreeId::FS.0, ItemType::ROOT_ITEM, 0))?;
@@ -180,7 +183,7 @@ impl Walk<'_> {
         if had != has {
             self.changes.add(had, has, bytes);
         }
-        let is_shared = |sets: &RootSets, roots| sets.get(roots).len() > 1;
+        let is_shared = RootSets::is_shared;
         match (before, after) {
             (Some(before), Some(_)) if had != has => self.add_children_before(at, &before),
             (Some(before), None) if is_shared(&self.sets, had) => {

@@ -9,6 +9,8 @@
 //!
 //! 3. No extent of the last commit counts for a subvolume that this commit makes. So its relations
 //!    change no usage that is accounted for already, and nothing is computed again.
+//! 4. With simple quotas, the usage of a group above level 0 is the sum of what its subvolumes own.
+//!    So a relation changes it at once, and nothing is read for it.
 //!
 //! Left to others: the accounting (`account`).
 
@@ -20,16 +22,29 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::transaction::TreeEdit;
 use crate::transaction::commit::at_commit::AtCommit;
+use crate::transaction::running::Running;
+use butternut_format::feature::SIMPLE_QUOTA;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::quota::{
     LIMIT_EXCLUSIVE, LIMIT_REFERENCED, QgroupId, QgroupStatus, RawQgroupLimit, STATUS_ON,
+    STATUS_SIMPLE_MODE,
 };
 use butternut_format::refused::{Refused, require};
 use butternut_format::root::RawRootItem;
-use butternut_format::units::TreeId;
+use butternut_format::units::{Generation, TreeId};
 use std::sync::Arc;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::U64;
+
+/// What quotas count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QuotaMode {
+    /// The extents that subvolumes refer to, and those that no other one refers to.
+    #[default]
+    Full,
+    /// The extents that subvolumes have allocated while these quotas were enabled: simple quotas.
+    Simple,
+}
 
 /// The quotas of a volume, as of the last commit.
 #[derive(Clone, Debug)]
@@ -56,6 +71,14 @@ pub struct QgroupLimits {
     pub exclusive: Option<u64>,
 }
 
+impl Quotas {
+    /// Returns what they count.
+    pub fn mode(&self) -> QuotaMode {
+        let is_simple = self.status.flags & STATUS_SIMPLE_MODE != 0;
+        if is_simple { QuotaMode::Simple } else { QuotaMode::Full }
+    }
+}
+
 impl Forest {
     /// Reads the quotas; `None` if they are off.
     ///
@@ -66,6 +89,12 @@ impl Forest {
         // Another thread may have disabled them meanwhile, and freed the tree.
         let is_off = || self.running().is_ok_and(|running| !running.has_quotas());
         if read.is_err() && is_off() { Ok(None) } else { read }
+    }
+
+    /// Returns the groups that a subvolume inherits that is made inside subvolume `inside`: with
+    /// simple quotas, those that include the group of `inside`.
+    pub fn inherited_qgroups(&self, inside: TreeId) -> Vec<QgroupId> {
+        self.running().map(|running| inherited(running, inside)).unwrap_or_default()
     }
 
     fn read_quotas(self: &Arc<Self>) -> Result<Option<Quotas>, TreeError> {
@@ -91,6 +120,13 @@ impl Forest {
     }
 }
 
+fn inherited(running: &Running, inside: TreeId) -> Vec<QgroupId> {
+    let quota = running.quota();
+    let quota = quota.as_ref().filter(|quota| quota.simple_since.is_some());
+    let group = quota.and_then(|quota| quota.groups.get(group_of(inside)));
+    group.map_or_else(Vec::new, |group| group.parents.iter().copied().collect())
+}
+
 fn limits(raw: &RawQgroupLimit) -> QgroupLimits {
     let limit = |flag, bytes: U64| (raw.flags.get() & flag != 0).then_some(bytes.get());
     let referenced = limit(LIMIT_REFERENCED, raw.max_rfer);
@@ -98,22 +134,41 @@ fn limits(raw: &RawQgroupLimit) -> QgroupLimits {
 }
 
 impl AtCommit<'_> {
-    /// Enables quotas, with a group for each subvolume, whose usage the commit computes. Returns
-    /// `false`, and changes nothing, if they are enabled already.
+    /// Enables quotas, with a group for each subvolume. The commit computes the usage; that of
+    /// simple quotas begins with nothing, and only extents of later commits count. Returns `false`,
+    /// and changes nothing, if such quotas are enabled already.
     ///
     /// # Errors
-    /// There is no space, or a tree cannot be read.
-    pub fn enable_quotas(&self) -> Result<bool, TreeError> {
+    /// Quotas of the other mode are enabled; there is no space; a tree cannot be read.
+    pub fn enable_quotas(&self, mode: QuotaMode) -> Result<bool, TreeError> {
         let running = self.commit().running;
-        if running.quota().is_some() {
+        let have = running.quota().as_ref().map(|quota| quota.simple_since.is_some());
+        if let Some(is_simple) = have {
+            let (have, want) = if is_simple {
+                ("simple ones", "disabled, before others are enabled")
+            } else {
+                ("full ones", "disabled, before simple ones are enabled")
+            };
+            let is_same = is_simple == (mode == QuotaMode::Simple);
+            require(is_same, "quotas", have, want).map_err(TreeError::Invalid)?;
             return Ok(false);
         }
         self.remove_quota_tree()?;
         let mut root = RawRootItem::new_zeroed();
         root.refs.set(1);
         self.create_tree(TreeId::QUOTA, &root)?;
-        let quota = Quota::enabled();
-        write::add_status(&self.tree(TreeId::QUOTA)?, quota.flags)?;
+        let quota = match mode {
+            QuotaMode::Full => Quota::enabled(),
+            QuotaMode::Simple => {
+                self.add_feature(SIMPLE_QUOTA);
+                let next = self.generation().0.saturating_add(1);
+                let mut quota = Quota::enabled_simple(Generation(next));
+                self.commit().add_missing_groups(&mut quota)?;
+                quota
+            }
+        };
+        let is_short = !running.super_block().has(SIMPLE_QUOTA);
+        write::add_status(&self.tree(TreeId::QUOTA)?, &quota, is_short)?;
         running.set_quota(Some(quota));
         Ok(true)
     }
@@ -195,7 +250,7 @@ impl AtCommit<'_> {
             let is_new = quota.groups.relate(child, parent).map_err(TreeError::Invalid)?;
             require(is_new, "parent group", parent, "one that does not include the child")
                 .map_err(TreeError::Invalid)?;
-            quota.needs_rescan = true;
+            quota.change_relations();
             write::write_relation(edit, child, parent)
         })
     }
@@ -207,8 +262,9 @@ impl AtCommit<'_> {
         groups.iter().copied().find(|id| quota.groups.get(*id).is_none())
     }
 
-    /// Makes groups include the group of a subvolume that this commit makes (law 3). Does nothing
-    /// if quotas are off.
+    /// Makes groups include the group of a subvolume that this commit makes inside subvolume
+    /// `inside` (law 3); if none are given, those that it inherits
+    /// ([`Forest::inherited_qgroups`]). Does nothing if quotas are off.
     ///
     /// # Errors
     /// [`TreeError::Invalid`]: a group does not exist, or its level is 0; the quota tree cannot be
@@ -216,16 +272,20 @@ impl AtCommit<'_> {
     pub fn include_new_subvolume(
         &self,
         tree: TreeId,
+        inside: TreeId,
         parents: &[QgroupId],
     ) -> Result<(), TreeError> {
-        if parents.is_empty() || !self.commit().running.has_quotas() {
+        let running = self.commit().running;
+        let is_given = !parents.is_empty();
+        let parents = if is_given { parents.to_vec() } else { inherited(running, inside) };
+        if parents.is_empty() || !running.has_quotas() {
             return Ok(());
         }
         let child = group_of(tree);
         self.with_quota(|quota, edit| {
             for parent in parents {
-                if quota.groups.relate(child, *parent).map_err(TreeError::Invalid)? {
-                    write::write_relation(edit, child, *parent)?;
+                if quota.groups.relate(child, parent).map_err(TreeError::Invalid)? {
+                    write::write_relation(edit, child, parent)?;
                 }
             }
             Ok(())
@@ -242,7 +302,7 @@ impl AtCommit<'_> {
             let is_removed = group.is_some_and(|group| group.parents.remove(&parent));
             require(is_removed, "parent group", parent, "one that includes the child")
                 .map_err(TreeError::Invalid)?;
-            quota.needs_rescan = true;
+            quota.change_relations();
             write::remove_relation(edit, child, parent)
         })
     }

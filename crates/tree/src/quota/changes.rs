@@ -25,14 +25,15 @@ impl UsageChanges {
     /// Changes the usage of the groups: of all, or of none if an error is returned.
     ///
     /// # Errors
-    /// The usage of a group contradicts the changes.
+    /// The usage of a group contradicts the changes, or the groups are too many to visit.
     pub(crate) fn apply(&self, sets: &RootSets, groups: &mut Groups) -> Result<(), TreeError> {
         if self.bytes.is_empty() {
             return Ok(());
         }
-        let mut deltas = UsageDeltas::new();
+        let mut deltas = UsageDeltas::default();
         for ((before, after), bytes) in &self.bytes {
-            groups.collect(*bytes, (sets.get(*before), sets.get(*after)), &mut deltas);
+            let (before, after) = (sets.get(*before), sets.get(*after));
+            groups.collect(*bytes, (&before, &after), &mut deltas).map_err(corrupt)?;
         }
         let mut changed = groups.clone();
         changed.apply(&deltas).map_err(corrupt)?;

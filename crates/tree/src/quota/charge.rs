@@ -7,6 +7,7 @@ use crate::cow::{TransactionTree, TreeState};
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::transaction::running::Running;
+use butternut_format::quota::QgroupId;
 use butternut_format::units::TreeId;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -67,14 +68,22 @@ impl Running {
 
     /// Makes the growth of the trees part of the usage.
     pub(crate) fn account_growth(&self) {
+        self.references().owned().clear_growth();
         for tree in &self.trees() {
             let mut state = tree.state_mut();
             state.committed_used = used_bytes(&state);
         }
     }
 
-    /// Returns by how many bytes the trees of subvolumes have grown since the last commit.
+    /// Returns by how many bytes the trees of subvolumes have grown since the last commit; with
+    /// simple quotas, the tree blocks that count for them.
     fn growth(&self) -> Growth {
+        {
+            let mut references = self.references();
+            if references.owned().since().is_some() {
+                return references.owned().growth().clone();
+            }
+        }
         let grown = |tree: &Arc<TransactionTree>| {
             let state = tree.state();
             let grown = used_bytes(&state).wrapping_sub(state.committed_used).cast_signed();
@@ -137,6 +146,28 @@ impl Forest {
     pub fn charged_below_limits(&self, tree: TreeId) -> Vec<TreeId> {
         let Ok(running) = self.running() else { return Vec::new() };
         running.quota().as_ref().map_or_else(Vec::new, |quota| quota.charged_beside(tree))
+    }
+
+    /// Returns the first id from `from` on whose group does not exist. The group of a deleted
+    /// subvolume stays as long as extents count for it, with its limits and relations; a new
+    /// subvolume must not get it, as in the kernel (2b8aa78cf127).
+    pub fn first_without_qgroup(&self, from: TreeId) -> TreeId {
+        let Ok(running) = self.running() else { return from };
+        let quota = running.quota();
+        let is_taken =
+            |id| quota.as_ref().is_some_and(|quota| quota.groups.get(QgroupId(id)).is_some());
+        let mut id = from.0;
+        // There are fewer groups than numbers.
+        while is_taken(id) && id < u64::MAX {
+            id = id.saturating_add(1);
+        }
+        TreeId(id)
+    }
+
+    /// Whether the quotas are simple ones.
+    pub fn has_simple_quotas(&self) -> bool {
+        let Ok(running) = self.running() else { return false };
+        running.quota().as_ref().is_some_and(|quota| quota.simple_since.is_some())
     }
 
     /// Returns those of some subvolumes that share a limit with `tree`.

@@ -14,6 +14,8 @@ use super::groups::{Groups, QgroupUsage};
 use super::items;
 use super::roots::{Roots, Trees};
 use super::sets::RootSets;
+use super::simple::count_owned;
+use super::state::simple_since;
 use crate::blocks::Blocks;
 use crate::committed::CommittedTrees;
 use crate::error::TreeError;
@@ -24,6 +26,7 @@ use butternut_format::quota::{
 };
 use butternut_format::units::{Logical, TreeId};
 use butternut_volume::Volume;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The limit of the node cache of a check, in bytes.
@@ -61,7 +64,7 @@ impl QuotaCheck {
     }
 
     /// Returns why the stored usage is not exact; `None` if it claims to be. The kernel also takes
-    /// it as inconsistent if its generation is not that of the superblock.
+    /// that of full quotas as inconsistent if its generation is not that of the superblock.
     pub fn why_inexact(&self) -> Option<&'static str> {
         let flags = self.status.flags;
         let newest = self.trees.volume().super_block().generation();
@@ -69,21 +72,15 @@ impl QuotaCheck {
             Some("it is marked as inconsistent")
         } else if flags & STATUS_RESCAN != 0 {
             Some("a rescan has not ended")
-        } else if self.status.generation != newest {
+        } else if self.status.generation != newest && flags & STATUS_SIMPLE_MODE == 0 {
             Some("the last commit has not accounted for it")
         } else {
             None
         }
     }
 
-    /// Returns whether the quotas are simple ones, which count extents by the subvolume that wrote
-    /// them. [`Self::count`] does not count those.
-    pub fn is_simple(&self) -> bool {
-        self.status.flags & STATUS_SIMPLE_MODE != 0
-    }
-
-    /// Computes the usage of all groups, by rising id. Reads all references of the volume, and no
-    /// data.
+    /// Computes the usage of all groups, by rising id. Reads all references of the volume, or for
+    /// simple quotas all extent items and tree blocks, and no data.
     ///
     /// # Errors
     /// A tree cannot be read, or the references contradict the trees.
@@ -92,7 +89,10 @@ impl QuotaCheck {
         let extents = self.trees.tree(TreeId::EXTENT)?.ok_or(missing)?;
         let (blocks, roots) = (self.trees.blocks(), self.trees.root_tree());
         let mut counted = self.groups.clone();
-        count_usage(Trees::Committed { blocks, roots }, &extents, &mut counted)?;
+        match simple_since(&self.status)? {
+            None => count_usage(Trees::Committed { blocks, roots }, &extents, &mut counted)?,
+            Some(since) => count_owned(blocks, &extents, since, &HashMap::new(), &mut counted)?,
+        }
         let counts = self.groups.iter().zip(counted.iter());
         Ok(counts
             .map(|((id, stored), (_, counted))| QgroupCount {

@@ -14,6 +14,9 @@
 //!    *exclusively* if every subvolume that refers to the extent is one that it includes.
 //! 2. A parent has a higher level than its child. So every walk upward ends.
 //! 3. Usage is exact or refused: it never goes below zero, and it is never clipped.
+//! 4. Groups may lie above each other in thousands of levels on a crafted volume, and extents have
+//!    many sets of subvolumes. So at most [`VISITS_MAX`] groups are visited for the changes of a
+//!    commit.
 //!
 //! Left to others: which subvolumes refer to an extent (`roots`), the items (`items`).
 
@@ -22,6 +25,9 @@ use butternut_format::refused::{Refused, require};
 use butternut_format::units::TreeId;
 use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::FromZeros;
+
+/// Maximum number of visits of groups for the changes of one commit. It takes half a minute.
+const VISITS_MAX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 28 };
 
 /// The bytes on disk that a group uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,8 +45,32 @@ pub(crate) struct UsageDelta {
     exclusive: i128,
 }
 
+impl UsageDelta {
+    /// Adds bytes that are referenced and exclusive.
+    pub(crate) fn add_both(&mut self, bytes: i128) {
+        self.referenced = self.referenced.saturating_add(bytes);
+        self.exclusive = self.exclusive.saturating_add(bytes);
+    }
+}
+
 /// The changes of a commit, by group.
-pub(crate) type UsageDeltas = BTreeMap<QgroupId, UsageDelta>;
+#[derive(Debug, Default)]
+pub(crate) struct UsageDeltas {
+    groups: BTreeMap<QgroupId, UsageDelta>,
+    /// Groups that were visited, each as often as it was.
+    visits: u64,
+}
+
+impl UsageDeltas {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    fn check_visits(&self) -> Result<(), Refused> {
+        let want = "fewer to visit for all sets of subvolumes";
+        require(self.visits <= VISITS_MAX, "quota groups", self.visits, want)
+    }
+}
 
 /// A quota group.
 #[derive(Clone, Debug)]
@@ -144,33 +174,58 @@ impl Groups {
     }
 
     /// Adds to `deltas` what changes when subvolumes `before` referred to `bytes` of extents, and
-    /// subvolumes `after` refer to them now. Both are sorted, without duplicates.
+    /// subvolumes `after` refer to them now. Neither has duplicates.
+    ///
+    /// # Errors
+    /// There are more groups to visit than the deltas allow (law 4). Some may have changed.
     pub(crate) fn collect(
         &self,
         bytes: u64,
         (before, after): (&[TreeId], &[TreeId]),
         deltas: &mut UsageDeltas,
-    ) {
+    ) -> Result<(), Refused> {
         let mut counts: BTreeMap<QgroupId, (usize, usize)> = BTreeMap::new();
         for root in before {
             self.including(group_of(*root), |id| {
                 let (count, _) = counts.entry(id).or_default();
                 *count = count.saturating_add(1);
+                deltas.visits = deltas.visits.saturating_add(1);
             });
+            deltas.check_visits()?;
         }
         for root in after {
             self.including(group_of(*root), |id| {
                 let (_, count) = counts.entry(id).or_default();
                 *count = count.saturating_add(1);
+                deltas.visits = deltas.visits.saturating_add(1);
             });
+            deltas.check_visits()?;
         }
         for (id, (had, has)) in counts {
             let was_exclusive = had > 0 && had == before.len();
             let is_exclusive = has > 0 && has == after.len();
-            let delta = deltas.entry(id).or_default();
+            let delta = deltas.groups.entry(id).or_default();
             delta.referenced = added(delta.referenced, bytes, had > 0, has > 0);
             delta.exclusive = added(delta.exclusive, bytes, was_exclusive, is_exclusive);
         }
+        Ok(())
+    }
+
+    /// Adds to `deltas` what changes when a subvolume owns so many bytes more.
+    ///
+    /// # Errors
+    /// As of [`Self::collect`].
+    pub(crate) fn collect_owned(
+        &self,
+        owner: TreeId,
+        bytes: i128,
+        deltas: &mut UsageDeltas,
+    ) -> Result<(), Refused> {
+        self.including(group_of(owner), |id| {
+            deltas.groups.entry(id).or_default().add_both(bytes);
+            deltas.visits = deltas.visits.saturating_add(1);
+        });
+        deltas.check_visits()
     }
 
     /// Changes the usage of groups.
@@ -178,7 +233,7 @@ impl Groups {
     /// # Errors
     /// The usage of a group contradicts the changes (law 3). Some groups may have changed.
     pub(crate) fn apply(&mut self, deltas: &UsageDeltas) -> Result<(), Refused> {
-        for (id, delta) in deltas {
+        for (id, delta) in &deltas.groups {
             let Some(group) = self.groups.get_mut(id) else { continue };
             let old = group.usage;
             let changed = |usage: u64, delta: i128| {
@@ -209,7 +264,7 @@ fn added(sum: i128, bytes: u64, had: bool, has: bool) -> i128 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Groups, QgroupUsage, UsageDeltas};
+    use super::{Groups, QgroupUsage, UsageDeltas, VISITS_MAX};
     use butternut_format::quota::QgroupId;
     use butternut_format::refused::Refused;
     use butternut_format::units::TreeId;
@@ -242,8 +297,8 @@ mod tests {
         before: &[TreeId],
         after: &[TreeId],
     ) -> Result<(), Refused> {
-        let mut deltas = UsageDeltas::new();
-        groups.collect(bytes, (before, after), &mut deltas);
+        let mut deltas = UsageDeltas::default();
+        groups.collect(bytes, (before, after), &mut deltas)?;
         groups.apply(&deltas)
     }
 
@@ -281,5 +336,28 @@ mod tests {
         assert_eq!(groups.remove(PARENT), Some(vec![TOP, QgroupId(A.0), QgroupId(B.0)]));
         account(&mut groups, 3, &[], &[A]).expect("an addition");
         assert_eq!((usage(&groups, TOP), usage(&groups, QgroupId(A.0))), ((0, 0), (3, 3)));
+    }
+
+    /// As a crafted quota tree of 2 MB has them.
+    #[test]
+    fn visits_of_a_long_chain_of_groups_are_bounded() {
+        const CHAIN: u64 = 20_000;
+        let mut groups = Groups::default();
+        let above = |level: u64| QgroupId(level << 48 | 1);
+        for level in 1..=CHAIN {
+            assert!(groups.add(above(level)));
+        }
+        for level in 1..CHAIN {
+            groups.relate(above(level), above(level + 1)).expect("two groups");
+        }
+        let trees: Vec<TreeId> = (256..256 + 1000).map(TreeId).collect();
+        for tree in &trees {
+            assert!(groups.add(QgroupId(tree.0)));
+            groups.relate(QgroupId(tree.0), above(1)).expect("two groups");
+        }
+        let mut deltas = UsageDeltas::default();
+        let refused = groups.collect(4096, (&[], &trees), &mut deltas).expect_err("too many");
+        assert!(refused.to_string().contains("quota groups"), "{refused}");
+        assert!(deltas.visits <= VISITS_MAX + CHAIN + 1, "{}", deltas.visits);
     }
 }

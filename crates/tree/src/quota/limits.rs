@@ -45,7 +45,8 @@ pub(crate) struct Charges {
     trees: HashMap<TreeId, Charge>,
 }
 
-/// Bytes by which the trees of subvolumes have grown in the running transaction.
+/// Bytes by which the trees of subvolumes have grown in the running transaction, or the tree blocks
+/// that count for them.
 pub(crate) type Growth = BTreeMap<TreeId, i64>;
 
 impl Charges {
@@ -150,11 +151,17 @@ impl Quota {
     }
 
     /// Whether a commit may make room below the limits of a subvolume: a group with a limit
-    /// includes it, and a subvolume of which the running transaction has dropped data (law 3).
+    /// includes it, and a subvolume of which the running transaction has dropped data (law 3). With
+    /// simple quotas, what any subvolume has dropped may count for another one.
     pub(crate) fn frees(&self, tree: TreeId) -> bool {
         let limiting = self.limiting(tree);
+        if limiting.is_empty() {
+            return false;
+        }
+        let is_simple = self.simple_since.is_some();
         let mut charges = self.charges.trees.iter();
-        charges.any(|(tree, charge)| charge.has_dropped && self.is_in(*tree, &limiting))
+        charges
+            .any(|(tree, charge)| charge.has_dropped && (is_simple || self.is_in(*tree, &limiting)))
     }
 
     /// Returns the subvolumes with charges of those that a group with a limit on `tree` includes.
@@ -167,9 +174,14 @@ impl Quota {
         beside
     }
 
-    /// Returns those of some subvolumes that a group with a limit on `tree` includes.
+    /// Returns those of some subvolumes whose deletions may make room for `tree`: those that a
+    /// group with a limit on it includes, or with simple quotas any, because they may hold what
+    /// `tree` has written.
     pub(crate) fn limited_beside(&self, tree: TreeId, of: &BTreeSet<TreeId>) -> BTreeSet<TreeId> {
         let limiting = self.limiting(tree);
+        if self.simple_since.is_some() && !limiting.is_empty() {
+            return of.clone();
+        }
         of.iter().copied().filter(|tree| self.is_in(*tree, &limiting)).collect()
     }
 

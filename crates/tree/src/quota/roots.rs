@@ -151,7 +151,7 @@ impl<'a> Roots<'a> {
         extent: &ExtentRoots,
         sets: &RootSets,
     ) -> Result<Option<(TreeId, Arc<Block>)>, TreeError> {
-        let Some((level, root)) = extent.level.zip(sets.get(extent.roots).first().copied()) else {
+        let Some((level, root)) = extent.level.zip(sets.one_of(extent.roots)) else {
             return Ok(None);
         };
         let tree = self.tree(at, root)?.tree;
@@ -223,7 +223,7 @@ impl<'a> Roots<'a> {
             };
             parts.push(more);
         }
-        let roots = sets.union(parts);
+        let roots = sets.union(parts).map_err(|refused| corrupt(at, refused))?;
         self.known_blocks.insert(at, roots);
         Ok(roots)
     }
@@ -259,7 +259,7 @@ impl<'a> Roots<'a> {
         let RefTree { tree, last_snapshot, .. } = self.tree(at, id)?;
         let root = tree.root();
         if root.logical == at || generation > last_snapshot {
-            return Ok(sets.of_one(id));
+            return sets.of_one(id).map_err(|refused| corrupt(at, refused));
         }
         let block = tree.block(&expected(at, generation, level, id))?;
         let key = block.key(0).unwrap_or_default();
@@ -304,7 +304,7 @@ impl<'a> Roots<'a> {
             };
             parts.push(more);
         }
-        Ok(sets.union(parts))
+        sets.union(parts).map_err(|refused| corrupt(at, refused))
     }
 
     /// Follows the reference of a file to data: finds each leaf that has an item with it.
@@ -318,7 +318,7 @@ impl<'a> Roots<'a> {
         sets: &mut RootSets,
     ) -> Result<SetId, TreeError> {
         let RefTree { tree, last_snapshot, from } = self.tree(at, data.tree)?;
-        let own = sets.of_one(data.tree);
+        let own = sets.of_one(data.tree).map_err(|refused| corrupt(at, refused))?;
         if extent.generation > last_snapshot {
             return Ok(own);
         }
@@ -353,7 +353,8 @@ impl<'a> Roots<'a> {
             items.advance()?;
         }
         let refused = || Refused::new("data ref", format_args!("{data:?}").to_string(), "its item");
-        last_leaf.map(|_| sets.union(parts)).ok_or_else(|| corrupt(at, refused()))
+        last_leaf.ok_or_else(|| corrupt(at, refused()))?;
+        sets.union(parts).map_err(|refused| corrupt(at, refused))
     }
 
     /// Returns a tree that a reference of the extent at `at` names.

@@ -7,7 +7,10 @@ use super::items;
 use super::limits::Charges;
 use crate::error::TreeError;
 use crate::tree::Tree;
-use butternut_format::quota::{STATUS_INCONSISTENT, STATUS_ON, STATUS_RESCAN};
+use butternut_format::quota::{
+    QgroupStatus, STATUS_INCONSISTENT, STATUS_ON, STATUS_RESCAN, STATUS_SIMPLE_MODE,
+};
+use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, TreeId};
 use std::sync::Arc;
 
@@ -18,6 +21,8 @@ pub(crate) struct Quota {
     pub(crate) flags: u64,
     /// The progress of a rescan in the status item.
     pub(crate) rescan: u64,
+    /// Of simple quotas: the first generation whose extents count. `None` for full ones.
+    pub(crate) simple_since: Option<Generation>,
     pub(crate) groups: Groups,
     /// Whether the next commit computes all usage again.
     pub(crate) needs_rescan: bool,
@@ -41,15 +46,25 @@ impl Quota {
             return Ok(None);
         }
         let mut flags = status.flags;
-        if status.generation != generation {
+        let simple_since = simple_since(&status)?;
+        // As in the kernel: a writer that knows no simple quotas refuses the feature.
+        if status.generation != generation && simple_since.is_none() {
             // A writer that knows no quotas has changed the volume since.
             flags |= STATUS_INCONSISTENT;
         }
         let groups = items::read_groups(tree)?;
+        // Such a kernel (`simple`) takes numbers below zero, which wrap.
+        let is_negative = |usage: u64| usage > i64::MAX.unsigned_abs();
+        if simple_since.is_some()
+            && groups.iter().any(|(_, group)| is_negative(group.usage.referenced))
+        {
+            flags |= STATUS_INCONSISTENT;
+        }
         let has_limits = groups.iter().any(|(_, group)| group.limit.flags.get() != 0);
         Ok(Some(Self {
             flags,
             rescan: status.rescan,
+            simple_since,
             has_limits,
             charges: Charges::default(),
             groups,
@@ -67,6 +82,7 @@ impl Quota {
         Self {
             flags: STATUS_ON,
             rescan: 0,
+            simple_since: None,
             has_limits: false,
             charges: Charges::default(),
             groups: Groups::default(),
@@ -74,6 +90,27 @@ impl Quota {
             dropped: Vec::new(),
             accounted: 0,
             cause: None,
+        }
+    }
+
+    /// Makes the state of simple quotas that were just enabled, without groups. Extents of `since`
+    /// and newer ones count.
+    pub(crate) fn enabled_simple(since: Generation) -> Self {
+        Self {
+            flags: STATUS_ON | STATUS_SIMPLE_MODE,
+            simple_since: Some(since),
+            needs_rescan: false,
+            ..Self::enabled()
+        }
+    }
+
+    /// Makes the usage of groups above level 0 follow from relations that have changed: at once for
+    /// simple quotas, in the commit for full ones.
+    pub(crate) fn change_relations(&mut self) {
+        if self.simple_since.is_some() {
+            self.groups.sum_members();
+        } else {
+            self.needs_rescan = true;
         }
     }
 
@@ -87,8 +124,11 @@ impl Quota {
         self.groups.add(group_of(tree));
     }
 
-    /// Gives a snapshot the limits of its source, as the kernel does.
+    /// Gives a snapshot the limits of its source, as the kernel does, but not with simple quotas.
     pub(crate) fn inherit_limits(&mut self, source: TreeId, snapshot: TreeId) {
+        if self.simple_since.is_some() {
+            return;
+        }
         let limit = self.groups.get(group_of(source)).map(|group| group.limit);
         if let Some((group, limit)) = self.groups.get_mut(group_of(snapshot)).zip(limit) {
             group.limit = limit;
@@ -106,4 +146,16 @@ impl Quota {
         self.flags |= STATUS_INCONSISTENT;
         self.cause.get_or_insert_with(|| Arc::new(cause));
     }
+}
+
+/// Returns the first generation that simple quotas count; `None` if the quotas are full ones.
+///
+/// # Errors
+/// The status item of simple quotas does not have it.
+pub(crate) fn simple_since(status: &QgroupStatus) -> Result<Option<Generation>, TreeError> {
+    if status.flags & STATUS_SIMPLE_MODE == 0 {
+        return Ok(None);
+    }
+    let refused = || Refused::new("status item: enable_gen", "none", "one, for simple quotas");
+    status.enable_generation.ok_or_else(|| items::corrupt(refused())).map(Some)
 }

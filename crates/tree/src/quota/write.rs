@@ -89,14 +89,20 @@ pub(crate) fn write_status(
 }
 
 /// Adds the status item of quotas that were just enabled.
-pub(crate) fn add_status(edit: &TreeEdit<'_>, flags: u64) -> Result<(), TreeError> {
+/// Those of a volume that never had simple ones have no `enable_gen`.
+pub(crate) fn add_status(
+    edit: &TreeEdit<'_>,
+    quota: &Quota,
+    is_short: bool,
+) -> Result<(), TreeError> {
     let raw = RawQgroupStatus {
         version: U64::new(STATUS_VERSION),
         generation: U64::new(edit.generation().0),
-        flags: U64::new(flags),
+        flags: U64::new(quota.flags),
         rescan: U64::new(0),
-        enable_gen: U64::new(0),
+        enable_gen: U64::new(quota.simple_since.map_or(0, |since| since.0)),
     };
-    let data = raw.as_bytes().get(..STATUS_BYTES_SHORT).unwrap_or_default();
+    let whole = raw.as_bytes();
+    let data = if is_short { whole.get(..STATUS_BYTES_SHORT).unwrap_or_default() } else { whole };
     edit.insert(&STATUS, data)
 }

@@ -12,19 +12,23 @@
 //!    names space in use, the commit is refused.
 //! 5. A reference is inline or keyed, never both. As in the kernel, a new reference is inline only
 //!    if the extent has no keyed reference of any kind and its item has space.
+//! 6. While simple quotas are on, the item of new data has an owner reference, and the bytes of
+//!    items that are added and removed are recorded by owner (`owned`).
 
 use super::item::{ExtentItem, inline_bytes_max, read_extent};
 use super::keyed::has_any;
+use super::owned::OwnedBytes;
 use super::{Content, Head, corrupt};
 use crate::cow::change::Change;
 use crate::cursor::Cursor;
 use crate::error::TreeError;
+use crate::quota::simple::owner_in_header;
 use crate::transaction::TreeEdit;
 use crate::transaction::commit::context::Commit;
 use butternut_format::extent::Extent;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::{Refused, require};
-use butternut_format::units::{Logical, TreeId};
+use butternut_format::units::{Generation, Logical, TreeId};
 use std::ops::Range;
 
 /// The number of items that are changed in one batch.
@@ -37,6 +41,9 @@ struct Pass {
     changes: Vec<Change>,
     /// Data that was freed and still has checksums. Neighbours are joined.
     freed: Vec<Range<u64>>,
+    /// The first generation that simple quotas count; `None` while they are off.
+    owned_since: Option<Generation>,
+    owned: OwnedBytes,
 }
 
 impl Commit<'_> {
@@ -48,8 +55,13 @@ impl Commit<'_> {
                 return Ok(());
             }
             let tree = self.edit(TreeId::EXTENT)?;
-            let mut pass =
-                Pass { items: tree.tree().cursor(), changes: Vec::new(), freed: Vec::new() };
+            let mut pass = Pass {
+                items: tree.tree().cursor(),
+                changes: Vec::new(),
+                freed: Vec::new(),
+                owned_since: self.running.references().owned().since(),
+                owned: OwnedBytes::default(),
+            };
             pass.changes.reserve(BATCH_ITEMS.min(heads.len()));
             for (at, head) in heads.iter() {
                 self.apply_head(*at, head, &mut pass)?;
@@ -58,6 +70,7 @@ impl Commit<'_> {
                 }
             }
             self.merge_batch(&tree, &mut pass, Logical(u64::MAX))?;
+            self.running.references().owned().record(&pass.owned);
             if !pass.freed.is_empty() {
                 self.edit(TreeId::CHECKSUM)?.remove_checksums(&pass.freed)?;
             }
@@ -105,10 +118,20 @@ impl Commit<'_> {
                     _ => pass.freed.push(range.clone()),
                 }
             }
+            if !head.is_created
+                && pass.counts(&item)
+                && let Some(owner) = self.owner_of_removed(at, head, &item)?
+            {
+                pass.owned.remove(owner, head.bytes);
+            }
             self.running.account_removed(range, self.generation);
             return Ok(());
         }
         if head.is_created {
+            if let Some(owner) = head.owner.filter(|_| pass.counts(&item)) {
+                pass.owned.add(owner, head.bytes);
+                item.owner = (head.content == Content::Data).then_some(owner);
+            }
             self.running.account_inserted(range);
         }
         pass.changes.push(Change { key, to: Some(item.encode()) });
@@ -127,22 +150,22 @@ impl Commit<'_> {
         let refused = |refused| corrupt(at, refused);
         let bytes_max = inline_bytes_max(self.running.params.node_len());
         let mut has_keyed = head.is_created.then_some(false);
-        for (reference, delta) in &head.deltas {
-            if item.change_inline(*reference, *delta).map_err(refused)? {
+        for (reference, delta) in head.deltas.iter() {
+            if item.change_inline(reference, delta).map_err(refused)? {
                 continue;
             }
-            if *delta > 0 && item.has_space(*reference, bytes_max) {
+            if delta > 0 && item.has_space(reference, bytes_max) {
                 let is_keyed = match has_keyed {
                     Some(known) => known,
                     None => has_any(&mut pass.items, key)?,
                 };
                 has_keyed = Some(is_keyed);
                 if !is_keyed {
-                    item.insert_inline(*reference, *delta).map_err(refused)?;
+                    item.insert_inline(reference, delta).map_err(refused)?;
                     continue;
                 }
             }
-            self.change_keyed(at, *reference, *delta)?;
+            self.change_keyed(at, reference, delta)?;
             has_keyed = None;
         }
         let sum = head.sum();
@@ -169,6 +192,21 @@ impl Commit<'_> {
         let end = key.objectid.saturating_add(bytes);
         let want = format_args!("none before {}, for a new extent", last.saturating_add(1));
         require(end <= at.0, "extent item", key, want).map_err(|refused| corrupt(at, refused))
+    }
+
+    /// Returns the owner of an extent whose item is removed; `None` for data without one.
+    fn owner_of_removed(
+        &self,
+        at: Logical,
+        head: &Head,
+        item: &ExtentItem,
+    ) -> Result<Option<TreeId>, TreeError> {
+        let Content::Block { level, .. } = head.content else { return Ok(item.owner) };
+        if head.owner.is_some() {
+            return Ok(head.owner);
+        }
+        // What dropped its last reference has not read it. Its space is pinned.
+        owner_in_header(self.running.blocks(), at, item.generation, level).map(Some)
     }
 
     fn new_key(&self, at: Logical, head: &Head) -> Key {
@@ -200,6 +238,13 @@ impl Commit<'_> {
             }
         }
         Err(corrupt(at, Refused::new("extent item", "none", "one for the extent")))
+    }
+}
+
+impl Pass {
+    /// Whether simple quotas count an extent (law 2 of [`super::owned`]).
+    fn counts(&self, item: &ExtentItem) -> bool {
+        self.owned_since.is_some_and(|since| item.generation >= since)
     }
 }
 

@@ -20,15 +20,18 @@
 //!    space is not reused before the commit.
 //! 4. At most [`EXTENTS_MAX`] extents of a transaction are recorded each. Of further ones only the
 //!    lowest and the highest address are kept, and every extent between them counts as dropped by
-//!    several files. That costs new space instead of a write in place.
+//!    several files. A write in place that was accepted without space of its own might then find
+//!    none, so the limit is one that no transaction reaches: the next thread that would join one
+//!    with so many records commits first
+//!    ([`References::are_many`](super::References::are_many)).
 
-use super::Ref;
+use super::reference::{RECORDS_MAX, Ref};
 use butternut_format::units::Logical;
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 /// Maximum number of extents that are recorded each, for one transaction.
-const EXTENTS_MAX: usize = 1 << 16;
+const EXTENTS_MAX: usize = 2 * RECORDS_MAX;
 
 /// The references of one extent that were dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 //!
 //! Laws:
 //!
-//! 1. Inline references rise by type. Within a type they fall by offset or hash, as the checks of
-//!    the format require.
+//! 1. Inline references rise by type, after the owner reference. Within a type they fall by offset
+//!    or hash, as the checks of the format require.
 //! 2. A new reference is inline only if the item stays within [`inline_bytes_max`] and its extent
 //!    has no keyed references. Otherwise it is a keyed item. No reference is both.
 //! 3. Counts are exact: a count that does not fit its field on disk is refused, never clipped.
@@ -31,10 +31,13 @@ pub(crate) fn inline_bytes_max(node_len: usize) -> usize {
 #[derive(Clone, Debug)]
 pub(crate) struct ExtentItem {
     pub(crate) refs: u64,
-    generation: Generation,
+    pub(crate) generation: Generation,
     pub(crate) flags: u64,
     /// The level and the first key of a tree block with an `EXTENT_ITEM`.
     info: Option<(u8, Key)>,
+    /// The tree that simple quotas charge for data: the owner reference, which is the first inline
+    /// one, and does not count.
+    pub(crate) owner: Option<TreeId>,
     inline: Vec<(Ref, u64)>,
 }
 
@@ -47,24 +50,28 @@ impl ExtentItem {
                 (EXTENT_FLAG_TREE_BLOCK, (!is_skinny).then_some((level, first_key)))
             }
         };
-        Self { refs: 0, generation, flags, info, inline: Vec::with_capacity(1) }
+        Self { refs: 0, generation, flags, info, owner: None, inline: Vec::with_capacity(1) }
     }
 
-    /// Decodes a checked item. An owner reference belongs to simple quotas, which are not written.
+    /// Decodes a checked item.
     pub(crate) fn parse(extent: &Extent<'_>) -> Result<Self, Refused> {
         let info = match extent.kind {
             ExtentKind::TreeBlock { level, first_key } => first_key.map(|key| (level, key)),
             ExtentKind::Data => None,
         };
-        let mut inline = Vec::new();
+        let (mut owner, mut inline) = (None, Vec::new());
         for reference in extent.inline_refs() {
             let reference = reference?;
-            let known = Ref::of(reference)
-                .ok_or_else(|| Refused::new("inline reference", "an owner", "no simple quotas"))?;
-            inline.push((known, u64::from(reference.count())));
+            match (Ref::of(reference), reference) {
+                (Some(known), _) => inline.push((known, u64::from(reference.count()))),
+                (None, InlineRef::Owner(tree)) if owner.is_none() => owner = Some(tree),
+                (None, _) => {
+                    return Err(Refused::new("inline reference", "a second owner", "one owner"));
+                }
+            }
         }
         let (refs, generation, flags) = (extent.refs, extent.generation, extent.flags);
-        Ok(Self { refs, generation, flags, info, inline })
+        Ok(Self { refs, generation, flags, info, owner, inline })
     }
 
     pub(crate) fn set_full_backref(&mut self) {
@@ -95,7 +102,7 @@ impl ExtentItem {
         Ok(())
     }
 
-    /// Whether the item has no inline references.
+    /// Whether the item has no inline references that count.
     pub(crate) fn has_no_inline(&self) -> bool {
         self.inline.is_empty()
     }
@@ -107,7 +114,8 @@ impl ExtentItem {
     fn bytes(&self) -> usize {
         let info = self.info.map_or(0, |_| size_of::<RawTreeBlockInfo>());
         let inline: usize = self.inline.iter().map(|(known, _)| inline_bytes(*known)).sum();
-        size_of::<RawExtentItem>().saturating_add(info).saturating_add(inline)
+        let owner = self.owner.map_or(0, |_| size_of::<RawInlineRef>());
+        size_of::<RawExtentItem>().saturating_add(info).saturating_add(owner).saturating_add(inline)
     }
 
     /// Returns the data of the item.
@@ -122,6 +130,10 @@ impl ExtentItem {
         if let Some((level, key)) = self.info {
             let info = RawTreeBlockInfo { key: RawKey::from(key), level };
             bytes.extend_from_slice(info.as_bytes());
+        }
+        if let Some(owner) = self.owner {
+            let (kind, offset) = (ItemType::EXTENT_OWNER_REF.0, U64::new(owner.0));
+            bytes.extend_from_slice(RawInlineRef { r#type: kind, offset }.as_bytes());
         }
         for (reference, count) in &self.inline {
             let kind = reference.item_type().0;

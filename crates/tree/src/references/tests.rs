@@ -35,11 +35,12 @@ fn references_stay_visible_until_they_are_in_the_tree() {
     }
     let heads = references.take();
     assert_eq!(heads.len(), 2);
-    let seen = |references: &References, at| references.pending_refs(at).map(|pending| pending.sum);
+    let seen =
+        |references: &References, at| references.pending_refs(at, None).map(|pending| pending.sum);
     assert_eq!((seen(&references, low), seen(&references, high)), (Some(1), Some(1)));
     // A change made while they are applied is added to them.
     references.change(high, 4096, Content::Data, Ref::data(data(300)), 1);
-    let before = references.pending_refs(high).expect("no batch is being written");
+    let before = references.pending_refs(high, None).expect("no batch is being written");
     assert_eq!(before.sum, 2);
     references.begin_batch();
     assert_eq!(seen(&references, low), None, "no sum while a batch is being written");
@@ -63,7 +64,7 @@ fn after_a_failed_batch_reading_a_count_returns_the_error() {
     references.change(at, 4096, Content::Data, Ref::data(data(300)), 1);
     references.take();
     references.begin_batch();
-    assert!(references.pending_refs(at).is_none());
+    assert!(references.pending_refs(at, None).is_none());
 
     let forest = forest();
     let handle = forest.join(Need::items(8)).expect("space");

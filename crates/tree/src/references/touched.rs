@@ -7,7 +7,7 @@
 //!    nor this one has it.
 //! 2. Only references of subvolumes count. Blocks of other trees are never touched.
 
-use super::Ref;
+use super::reference::Ref;
 use butternut_format::units::{Logical, TreeId};
 use std::collections::BTreeSet;
 

@@ -14,6 +14,7 @@
 
 use crate::Block;
 use crate::blocks::Blocks;
+use crate::chunks::block_groups::Changes;
 use crate::chunks::changes::Chunks;
 use crate::chunks::free_changes::FreeSpaceChanges;
 use crate::chunks::{block_groups, device_extents};
@@ -40,7 +41,8 @@ use butternut_format::root::RawRootItem;
 use butternut_format::super_block::RawSuperBlock;
 use butternut_format::units::{Generation, Logical, TreeId, length};
 use butternut_space::{
-    AllocationRequest, Class, Cluster, ExtentChange, NoSpace, Reservation, Space, SpaceOptions,
+    AllocationRequest, Class, Cluster, DeviceEnd, ExtentChange, NoSpace, Reservation, Space,
+    SpaceOptions,
 };
 use butternut_sys::lock::{Mutex, MutexGuard, RwLock, rank};
 use std::collections::HashMap;
@@ -166,6 +168,7 @@ impl Running {
         trees: &CommittedTrees,
         clock: fn() -> Time,
         discards_freed: bool,
+        changes: Changes,
     ) -> Result<Self, TreeError> {
         let (blocks, volume) = (Arc::clone(trees.blocks()), trees.volume());
         let super_block = volume.super_block();
@@ -206,7 +209,7 @@ impl Running {
             committing: Mutex::default(),
             params,
         };
-        block_groups::load(trees, &running.params, &running.space)?;
+        block_groups::load(trees, &running.params, &running.space, changes)?;
         device_extents::load_devices(trees, &running.space)?;
         Ok(running)
     }
@@ -285,19 +288,32 @@ impl Running {
         trees
     }
 
+    /// Returns the owners of the tree blocks that are in memory and may not be on disk yet.
+    pub(crate) fn owners_of_new_blocks(&self) -> HashMap<Logical, TreeId> {
+        let mut owners = HashMap::new();
+        for tree in self.trees() {
+            let state = tree.state();
+            let blocks = state.dirty.iter().chain(state.sealed.iter());
+            owners.extend(blocks.map(|(at, block)| (*at, block.owner())));
+        }
+        owners
+    }
+
     pub(crate) fn references(&self) -> MutexGuard<'_, References> {
         self.references.lock_or_else(|_| self.fail_after_panic())
     }
 
     /// Calls `read` to read the extent tree, and returns its result with the delayed references of
-    /// the extent at `at`, both as of one moment.
+    /// the extent at `at`, both as of one moment, for a caller that has the reference `own`, if
+    /// any.
     pub(crate) fn with_pending_refs<R>(
         &self,
         at: Logical,
+        own: Option<Ref>,
         mut read: impl FnMut(&PendingRefs) -> Result<R, TreeError>,
     ) -> Result<(R, PendingRefs), TreeError> {
         loop {
-            let Some(pending) = self.references().pending_refs(at) else {
+            let Some(pending) = self.references().pending_refs(at, own) else {
                 // A commit that failed or panicked in the middle of a batch has set the cause, or
                 // is about to.
                 if let Some(error) = self.gate.cause() {
@@ -324,7 +340,12 @@ impl Running {
     /// Sets the quotas of a volume on which they were just enabled, or disabled.
     pub(crate) fn set_quota(&self, quota: Option<Quota>) {
         let is_on = quota.is_some();
-        self.references().touched().set_enabled(is_on);
+        let simple_since = quota.as_ref().and_then(|quota| quota.simple_since);
+        {
+            let mut references = self.references();
+            references.touched().set_enabled(is_on && simple_since.is_none());
+            references.owned().set_since(simple_since);
+        }
         let old = std::mem::replace(&mut *self.quota(), quota);
         drop(old);
         self.has_quotas.store(is_on, Ordering::Release);
@@ -457,10 +478,15 @@ impl Running {
     /// Adds a chunk of a class. Returns `false` if the devices lack the space. The caller is a
     /// member of the running transaction, or its commit.
     pub(crate) fn add_chunk(&self, class: Class) -> bool {
+        self.add_chunk_within(class, None)
+    }
+
+    /// As [`Self::add_chunk`], as if the device of `end` ended there.
+    pub(crate) fn add_chunk_within(&self, class: Class, end: Option<DeviceEnd>) -> bool {
         // Before any of its space can be allocated.
         self.new_chunk.fetch_max(self.gate.generation().0, Ordering::SeqCst);
         let mut chunks = self.chunks();
-        match chunks.add(self.blocks.volume(), &self.space, class) {
+        match chunks.add(self.blocks.volume(), &self.space, class, end) {
             Ok(is_added) => {
                 if is_added {
                     self.gate.mark_changed();
@@ -509,11 +535,16 @@ impl Running {
         self.gate.poison(references::corrupt(at, refused))
     }
 
-    /// Drops one reference to a block. A block of this transaction without references is freed.
+    /// Drops the only reference to a block. A block of this transaction is freed.
     pub(crate) fn drop_block(&self, block: &Block, reference: Ref) {
         let content = Content::block(block.level(), block.key(0));
         let (at, bytes) = (block.logical(), self.params.node_bytes.into());
-        let is_freed = self.references().change(at, bytes, content, reference, -1);
+        let is_freed = {
+            let mut references = self.references();
+            let is_freed = references.change(at, bytes, content, reference, -1);
+            references.note_dropped_block(block, true);
+            is_freed
+        };
         if is_freed {
             // The next block of this cluster gets the hole, so that the commit writes long runs.
             self.release_block(at, block.owner());
@@ -554,7 +585,7 @@ impl Running {
 
     /// Whether there are delayed references, or chunks without items.
     pub(crate) fn is_unsettled(&self) -> bool {
-        self.references().len() > 0 || self.chunks().has_pending()
+        !self.references().is_empty() || self.chunks().has_pending()
     }
 
     /// Returns the memory of the running transaction in bytes: dirty blocks, delayed references and
@@ -692,7 +723,7 @@ impl Running {
 
     /// Whether a commit may free space: pinned bytes, or extents that delayed references drop.
     pub(crate) fn commit_may_free_space(&self, pinned_bytes: u64) -> bool {
-        pinned_bytes > 0 || self.references().len() > 0
+        pinned_bytes > 0 || !self.references().is_empty()
     }
 
     /// Raises the global reserve with each delayed reference and pending checksum, since each may

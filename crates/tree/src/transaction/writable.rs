@@ -3,7 +3,7 @@
 use crate::committed::CommittedTrees;
 use crate::error::TreeError;
 use crate::quota::items::read_status;
-use butternut_format::feature;
+use butternut_format::feature::SIMPLE_QUOTA;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::quota::{STATUS_ON, STATUS_SIMPLE_MODE};
 use butternut_format::refused::{Refused, require};
@@ -28,9 +28,14 @@ pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), Tre
         "none: open the volume once without nologreplay",
     )
     .map_err(TreeError::Unwritable)?;
+    if let Some(device) = trees.volume().unread_first_copy() {
+        let have = format_args!("not the first copy, which {device} cannot read");
+        let want = "the first copy, which may name a log: open the volume for reading, or let \
+                    `btrfs rescue super-recover` write that copy";
+        return Err(TreeError::Unwritable(Refused::new("superblock", have, want)));
+    }
     require(!super_block.is_seeding(), "seed", "a seed device", "a device that is not a seed")
         .map_err(TreeError::Unwritable)?;
-    no_simple_quotas(super_block.has(feature::SIMPLE_QUOTA))?;
     if let Some(device) = trees.volume().unlisted_device() {
         let have = format_args!("{device}, which has no device item");
         let want = "only devices of the volume: leave out one that was removed from it";
@@ -40,7 +45,7 @@ pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), Tre
     require(trees.volume().is_writable(), "devices", "read-only, stale or missing", want)
         .map_err(TreeError::Unwritable)?;
     no_parity(trees)?;
-    writable_quotas(trees)?;
+    has_feature_of_quotas(trees)?;
     no_relocation(trees)
 }
 
@@ -52,19 +57,15 @@ fn no_parity(trees: &CommittedTrees) -> Result<(), TreeError> {
     require(parity.is_none(), "profile", have, "one without parity").map_err(TreeError::Unwritable)
 }
 
-/// Refuses simple quotas, which are not accounted for here.
-fn writable_quotas(trees: &CommittedTrees) -> Result<(), TreeError> {
+/// Refuses simple quotas without their feature: what does not know them would write to the volume,
+/// and account for nothing.
+fn has_feature_of_quotas(trees: &CommittedTrees) -> Result<(), TreeError> {
     let Some(tree) = trees.tree(TreeId::QUOTA)? else { return Ok(()) };
-    let Some(status) = read_status(&tree)?.filter(|status| status.flags & STATUS_ON != 0) else {
-        return Ok(());
-    };
-    no_simple_quotas(status.flags & STATUS_SIMPLE_MODE != 0)
-}
-
-/// Fails if the volume has simple quotas.
-fn no_simple_quotas(has_them: bool) -> Result<(), TreeError> {
-    let want = "none: the kernel's `btrfs quota disable` ends them";
-    require(!has_them, "quotas", "simple quotas", want).map_err(TreeError::Unwritable)
+    let status = read_status(&tree)?.filter(|status| status.flags & STATUS_ON != 0);
+    let is_simple = status.is_some_and(|status| status.flags & STATUS_SIMPLE_MODE != 0);
+    let has_feature = trees.volume().super_block().has(SIMPLE_QUOTA);
+    let want = "with the feature simple-quota";
+    require(has_feature || !is_simple, "quotas", "simple ones", want).map_err(TreeError::Unwritable)
 }
 
 /// Refuses a volume with an interrupted balance: it has relocation trees, which only the kernel can
