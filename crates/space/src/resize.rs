@@ -31,12 +31,12 @@ impl Space {
         state.devices.by_devid.get(&devid).is_some_and(|map| map.is_discarding_beyond(bytes))
     }
 
-    /// Sets the size of a device, in bytes.
+    /// Sets the size of a device, in bytes. Returns the size that it had.
     ///
     /// # Errors
     /// There is no such device, an extent ends behind the new end, or the size is not whole
     /// sectors.
-    pub fn resize_device(&self, devid: DevId, bytes: u64) -> Result<(), SpaceError> {
+    pub fn resize_device(&self, devid: DevId, bytes: u64) -> Result<u64, SpaceError> {
         let mut state = self.lock();
         let map = state.devices.by_devid.get_mut(&devid);
         let map = map.ok_or(SpaceError::NoDevice { devid: devid.0 })?;
@@ -45,7 +45,6 @@ impl Space {
             let rest = map.bytes.saturating_sub(bytes);
             return Err(SpaceError::DeviceExtent { devid: devid.0, start: bytes, bytes: rest });
         }
-        map.bytes = bytes;
-        Ok(())
+        Ok(std::mem::replace(&mut map.bytes, bytes))
     }
 }

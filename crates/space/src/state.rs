@@ -170,16 +170,21 @@ impl Space {
         group.free.iter().map(|run| group.range(run)).collect()
     }
 
-    /// Returns the empty groups that can be removed. One group of each kind is left out, so that
-    /// the profile of the next one is known.
+    /// Returns the empty groups that can be removed, all of them. One group of each kind is left
+    /// out, and the last one that names the profile of the next chunk (law 2 of `next_profile`).
     pub fn empty_groups(&self) -> Vec<GroupStatus> {
         let state = self.lock();
         let is_candidate = |group: &&BlockGroup| group.is_empty() && !group.is_read_only;
-        let mut empty = Vec::new();
+        let mut empty: Vec<GroupStatus> = Vec::new();
         for group in state.groups.iter().filter(is_candidate) {
             let of_kind = state.groups.iter().filter(|other| other.flags == group.flags).count();
             let chosen = |status: &&GroupStatus| status.flags == group.flags;
-            if empty.iter().filter(chosen).count().saturating_add(1) < of_kind {
+            let is_removed = |start: Logical| {
+                start.0 == group.start || empty.iter().any(|status| status.start == start)
+            };
+            if empty.iter().filter(chosen).count().saturating_add(1) < of_kind
+                && state.last_of_profile(group.class, is_removed).is_none()
+            {
                 empty.push(group.status());
             }
         }

@@ -6,8 +6,8 @@
 use butternut_format::chunk::{BlockGroupFlags, Profile};
 use butternut_format::units::{DevId, Generation, Logical, Physical};
 use butternut_space::{
-    AllocationRequest, Class, Cluster, DeviceExtent, ExtentChange, Group, GroupChange, Space,
-    SpaceError, SpaceOptions, excluded_ranges,
+    AllocationRequest, Class, Cluster, DeviceEnd, DeviceExtent, ExtentChange, Group, GroupChange,
+    GroupStatus, Space, SpaceError, SpaceOptions, excluded_ranges,
 };
 use butternut_volume::{IoStripe, Layout};
 use std::ops::Range;
@@ -605,4 +605,43 @@ fn a_failed_reservation_tells_whether_space_has_returned() {
     assert!(!space.has_returned(&no_space), "pinned bytes are not free");
     space.unpin(Generation(1));
     assert!(space.has_returned(&no_space));
+}
+
+#[test]
+fn the_last_group_that_names_the_next_profile_stays() {
+    let dup = BlockGroupFlags(BlockGroupFlags::DATA.0 | BlockGroupFlags::DUP.0);
+    let full = |start, flags| Group { used: GIB, free: Vec::new(), ..group(start, GIB, flags) };
+    let starts = |groups: Vec<GroupStatus>| -> Vec<u64> {
+        groups.iter().map(|group| group.start.0).collect()
+    };
+    let space = space();
+    space.add_group(&full(GIB, dup)).unwrap();
+    space.add_group(&full(2 * GIB, BlockGroupFlags::DATA)).unwrap();
+    space.add_group(&group(3 * GIB, GIB, dup)).unwrap();
+    assert_eq!(starts(space.empty_groups()), [], "without it the next one is single");
+    assert_eq!(starts(space.last_of_profile(|start| start.0 == 3 * GIB)), [3 * GIB]);
+    assert_eq!(starts(space.last_of_profile(|start| start.0 < 3 * GIB)), []);
+    space.add_group(&group(4 * GIB, GIB, dup)).unwrap();
+    assert_eq!(starts(space.empty_groups()), [3 * GIB]);
+    assert!(space.remove_group(Logical(3 * GIB)) && space.remove_group(Logical(4 * GIB)));
+    assert_eq!(space.next_chunk_flags(Class::Data), BlockGroupFlags::DATA);
+    // Where none is left, the flags are those of the group that was added last.
+    let space = self::space();
+    assert_eq!(space.next_chunk_flags(Class::Data), BlockGroupFlags::DATA);
+    space.add_group(&group(GIB, GIB, dup)).unwrap();
+    assert!(space.remove_group(Logical(GIB)));
+    assert_eq!(space.next_chunk_flags(Class::Data), dup);
+}
+
+#[test]
+fn a_chunk_is_planned_before_a_new_end() {
+    let space = one_device(4 * GIB, &[(MIB..8 * MIB, 9)]);
+    let plan = |bytes| {
+        let end = Some(DeviceEnd { devid: DevId(1), bytes });
+        space.plan_chunk_within(Class::Data, BlockGroupFlags::DUP, 0, end)
+    };
+    assert_eq!(plan(9 * MIB), None, "two stripes need 2 MiB");
+    let plan = plan(15 * MIB + SECTOR).unwrap();
+    let ends = plan.chunk.stripes.iter().map(|stripe| stripe.offset.0 + plan.stripe_bytes);
+    assert!(ends.max().unwrap() <= 15 * MIB, "{plan:?}");
 }

@@ -135,8 +135,12 @@ impl Volume {
         let own = self.members.iter().enumerate().filter(|(_, member)| !member.is_seed);
         let slots: Vec<usize> = own.map(|(slot, _)| slot).collect();
         let mut lost = Vec::new();
+        for member in slots.iter().filter_map(|slot| self.members.get(*slot)) {
+            member.last_super.begin_flush();
+        }
         for (slot, result) in self.queues.flush(&slots) {
             let Some(member) = self.members.get(slot) else { continue };
+            member.last_super.end_flush(result.is_ok());
             let device = || member.device.name().to_owned();
             let result = result
                 .map_err(|source| VolumeError::Device {
@@ -265,7 +269,9 @@ impl Volume {
         let flushing = self.device_flush.lock();
         // Another flush may have lost writes by now.
         let written = self.check_none_lost().and_then(|()| {
+            member.last_super.begin_flush();
             let written = batch.run_durably();
+            member.last_super.end_flush(written.is_ok());
             member.is_unflushed.store(written.is_err(), Ordering::Relaxed);
             if written.is_err() {
                 self.note_lost(member);

@@ -5,7 +5,10 @@
 //! 1. A check that read a superblock while a write of it was in flight waits until the write has
 //!    ended, and reads it again.
 //! 2. After a failed write, what can be on the device and is intact is the superblock before it,
-//!    the one that was tried, or one between them, if more than one write has failed.
+//!    the one that was tried, or one between them, if more than one write has failed. After a
+//!    failed flush it is the last durable superblock, the last one that was written, or one between
+//!    them. The same holds while a flush runs: the check may read what the device has left before
+//!    the failure is recorded.
 //! 3. Generations do not tell superblocks apart: a log is synced with a superblock of the same
 //!    generation. Their checksums do.
 //! 4. If the volume was opened by another copy, because the first one was damaged or older, then a
@@ -151,16 +154,17 @@ fn judge(member: &Member, known: Known, found: Option<&RawSuperBlock>) -> Verdic
     let (is_intact, id) = (is_intact(found), SuperId::of(found));
     let opened = member.super_block.raw();
     let is_first = opened.bytenr.get() == COPY_OFFSETS[0];
-    let before = known.written.or_else(|| is_first.then(|| SuperId::of(opened)));
+    let before = known.oldest().or_else(|| is_first.then(|| SuperId::of(opened)));
     let of_volume = is_intact && found.fsid == opened.fsid;
     let have = || foreign(member, known, &format!("generation {}", found.generation));
-    match (known.tried, before) {
+    match (known.uncertain(), before) {
         // Law 2.
-        (Some(tried), before) => {
+        (Some(newest), before) => {
             let from = before.map_or(opened.generation.get(), |before| before.generation);
-            let is_between = from < id.generation && id.generation < tried.generation;
-            let is_either = id.is(&tried) || before.is_some_and(|before| id.is(&before));
-            if of_volume && (is_either || is_between) { Verdict::Own } else { Verdict::Unknown }
+            let is_between = from < id.generation && id.generation < newest.generation;
+            let of_process = [Some(newest), known.written, before];
+            let is_known = of_process.iter().flatten().any(|known| id.is(known));
+            if of_volume && (is_known || is_between) { Verdict::Own } else { Verdict::Unknown }
         }
         (None, Some(before)) if id.is(&before) => {
             if of_volume {
@@ -189,7 +193,7 @@ fn judge(member: &Member, known: Known, found: Option<&RawSuperBlock>) -> Verdic
 fn judge_opened_copy(member: &Member, known: Known) -> Verdict {
     let opened = member.super_block.raw();
     let at = opened.bytenr.get();
-    if known != Known::default() || at == COPY_OFFSETS[0] {
+    if known.has_begun() || at == COPY_OFFSETS[0] {
         return Verdict::Unknown;
     }
     let is_opened =
@@ -200,7 +204,7 @@ fn judge_opened_copy(member: &Member, known: Known) -> Verdict {
 
 fn foreign(member: &Member, known: Known, have: &str) -> ForeignSuper {
     let opened = member.super_block.generation();
-    let want = match (known.written, known.tried) {
+    let want = match (known.written, known.uncertain()) {
         (Some(_), None) => "the one written last".to_owned(),
         (None, None) => format!("the one of generation {opened} that was opened"),
         (_, Some(_)) => "one that this process has written".to_owned(),

@@ -9,7 +9,11 @@
 //!    have overwritten what the others name.
 //! 3. A copy of another volume is never used while the first copy is good: mkfs leaves old copies
 //!    behind if the previous filesystem was larger.
-//! 4. A copy with an unknown incompat feature refuses the device, unless a copy before it is good.
+//! 4. Where the device cannot read the first copy, another one is used, which does not name the log
+//!    that the first one may name. Such a volume is not opened for writing
+//!    ([`Volume::unread_first_copy`](crate::Volume::unread_first_copy)): a commit would end the
+//!    log, and lose what was synced.
+//! 5. A copy with an unknown incompat feature refuses the device, unless a copy before it is good.
 //!    An older copy must not bypass the feature check.
 
 use crate::error::VolumeError;
@@ -48,6 +52,13 @@ impl fmt::Display for CopyReport {
     }
 }
 
+impl CopyReport {
+    /// Whether this is the first copy, and the device could not read it.
+    pub(crate) fn is_unread_first(&self) -> bool {
+        self.copy == 0 && matches!(self.verdict, Err(CopyRefused::Device(_)))
+    }
+}
+
 /// Reads and checks every copy that fits on the device (law 1). [`read_bytes`] reads the bytes of a
 /// copy, good or not.
 pub fn read_copies(device: &dyn Device) -> Vec<CopyReport> {
@@ -76,9 +87,17 @@ pub fn read_bytes(device: &dyn Device, offset: u64) -> Result<Buffer, DeviceErro
 ///
 /// # Errors
 ///
-/// If no copy is good, or by law 4.
+/// If no copy is good, or by law 5.
 pub fn choose(device: &dyn Device, only: Option<usize>) -> Result<SuperBlock, VolumeError> {
-    let mut copies = read_copies(device);
+    choose_of(device, read_copies(device), only)
+}
+
+/// As [`choose`], of copies that have been read.
+pub(crate) fn choose_of(
+    device: &dyn Device,
+    mut copies: Vec<CopyReport>,
+    only: Option<usize>,
+) -> Result<SuperBlock, VolumeError> {
     if let Some(only) = only {
         copies.retain(|report| report.copy == only);
     }

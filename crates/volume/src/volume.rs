@@ -27,14 +27,14 @@ use crate::members::{DeviceStatus, ErrorCounts, Member, match_devices};
 use crate::queue_pool::QueuePool;
 use crate::rescue::counts::Rescues;
 use crate::stripe::{IoStripe, Layout};
-use crate::super_blocks;
+use crate::super_blocks::{self, CopyReport};
 use crate::write_guard::WriteGuard;
 use arc_swap::ArcSwap;
 use butternut_device::Device;
 use butternut_format::chunk::{Chunk, Stripe};
 use butternut_format::device_item::DeviceItem;
 use butternut_format::node::BlockRules;
-use butternut_format::super_block::SuperBlock;
+use butternut_format::super_block::{COPY_OFFSETS, SuperBlock};
 use butternut_format::units::{DevId, Logical};
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::collections::BTreeMap;
@@ -75,6 +75,7 @@ pub struct Volume {
     /// The devices without which the volume is not complete, and that failed a flush (law 10 of
     /// [`crate::barrier`]).
     pub(crate) lost_writes: OnceLock<Vec<DevId>>,
+    unread_first_copy: Option<String>,
 }
 
 impl Volume {
@@ -85,11 +86,17 @@ impl Volume {
     /// If a device has no usable superblock, or the devices belong to different volumes.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self, VolumeError> {
         let mut given = Vec::with_capacity(devices.len());
+        let mut unread = None;
         for device in devices {
-            let super_block = super_blocks::choose(device.as_ref(), options.super_copy)?;
+            let copies = super_blocks::read_copies(device.as_ref());
+            if options.super_copy.is_none() && copies.iter().any(CopyReport::is_unread_first) {
+                unread = unread.or_else(|| Some(device.name().to_owned()));
+            }
+            let super_block = super_blocks::choose_of(device.as_ref(), copies, options.super_copy)?;
             given.push((device, super_block));
         }
         let (members, super_block) = match_devices(given)?;
+        let is_first_copy = super_block.raw().bytenr.get() == COPY_OFFSETS[0];
         let mut rules = BlockRules::of(&super_block);
         for seed in members.iter().filter(|member| member.is_seed) {
             rules.fsids.push(seed.super_block.metadata_uuid());
@@ -109,6 +116,7 @@ impl Volume {
             device_flush: Mutex::default(),
             write_guard: WriteGuard::default(),
             lost_writes: OnceLock::new(),
+            unread_first_copy: unread.filter(|_| !is_first_copy),
         };
         for chunk in super_block.system_chunks() {
             let chunk = chunk.map_err(VolumeError::Chunk)?;
@@ -186,6 +194,12 @@ impl Volume {
             !member.is_seed && !items.contains_key(&(member.item().devid, member.item().uuid))
         };
         self.members.iter().find(is_unlisted).map(|member| member.device.name())
+    }
+
+    /// Returns the name of a device that could not read its first superblock copy, if no first copy
+    /// is in use. Only first copies name a log. `None` if [`OpenOptions::super_copy`] is set.
+    pub fn unread_first_copy(&self) -> Option<&str> {
+        self.unread_first_copy.as_deref()
     }
 
     /// Returns the newest superblock of the volume, as it was when the volume was opened.

@@ -586,3 +586,48 @@ fn no_flush_succeeds_beside_one_that_has_failed() {
         assert!(second.is_err(), "the device has lost the block, and this flush succeeded");
     });
 }
+
+/// A device that fails a flush may have lost its new superblock from its cache. The old one, which
+/// is back, is no other writer's: raid1 tolerates the failure.
+#[test]
+fn an_old_superblock_that_a_failed_flush_brings_back_is_no_other_writers() {
+    // The system chunk is on the first device, so the second may fail.
+    let set = set(RAID1, 2);
+    let mut raw = super_block(1, 2);
+    for generation in [8, 10] {
+        let mut old = vec![0; 4096];
+        set.devices[1].read_at(COPY_OFFSETS[0], &mut old).unwrap();
+        // Steps 5 to 8 of a commit. The last flush fails on one device.
+        raw.generation.set(generation);
+        set.volume.check_own_supers().unwrap();
+        set.volume.flush().unwrap();
+        set.volume.write_super(&raw).unwrap();
+        let once = Rule { range: 0..u64::MAX, when: When::Times(1), fault: Fault::FlushError };
+        let rule = set.devices[1].add(once);
+        set.volume.flush().unwrap();
+        set.devices[1].remove(rule);
+        // What it had in its cache is gone.
+        set.devices[1].write_at(COPY_OFFSETS[0], &old).unwrap();
+        // The commit that records the failure (law 7 of `tree/transaction/commit`).
+        assert!(set.volume.has_unrecorded_write_errors());
+        set.volume.check_own_supers().expect("the superblock is this volume's own");
+        for (devid, counts) in set.volume.stats_for_commit() {
+            set.volume.set_recorded_stats(devid, &counts);
+        }
+        raw.generation.set(generation + 1);
+        set.volume.flush().unwrap();
+        set.volume.write_super(&raw).unwrap();
+        set.volume.flush().unwrap();
+        let want = generation + 1;
+        assert_eq!((generation_of(&set, 0), generation_of(&set, 1)), (want, want));
+    }
+    // Another writer's is found all the same.
+    let mut foreign = raw;
+    foreign.generation.set(99);
+    let error = check_with(&set, &mut foreign).unwrap_err();
+    assert!(matches!(error, VolumeError::ForeignSuper { .. }));
+}
+
+fn generation_of(set: &Set, device: usize) -> u64 {
+    generation(set, device, 0)
+}
