@@ -12,12 +12,18 @@ pub trait Device: Debug + Send + Sync {
     /// Returns the name for messages, usually a path.
     fn name(&self) -> &str;
 
-    /// Returns the size in bytes at the time of the open.
+    /// Returns the size in bytes at the time of the open, or of the last [`Device::take_growth`].
     fn bytes(&self) -> u64;
 
     /// Returns the current size in bytes: less than [`Device::bytes`] if the device was truncated
     /// since it was opened, 0 if the size cannot be determined.
     fn bytes_now(&self) -> u64 {
+        self.bytes()
+    }
+
+    /// Lets the device have its current size, where it has grown since it was opened, and returns
+    /// its size in bytes. A device that was truncated keeps the size that it had.
+    fn take_growth(&self) -> u64 {
         self.bytes()
     }
 

@@ -13,10 +13,11 @@ use crate::device::{Device, RingTarget};
 use crate::error::{DeviceError, check_range, check_writable};
 use butternut_sys::buffer::Buffer;
 use butternut_sys::errno::Errno;
-use butternut_sys::file::{Alignment, DiskFile, OpenDisk, Sharing, WriteCache};
+use butternut_sys::file::{Alignment, DiskFile, DiskKind, OpenDisk, Sharing, WriteCache};
 use butternut_sys::lock::{Mutex, rank};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Alignment of the offset of a window that allows direct I/O, in bytes.
@@ -31,7 +32,9 @@ pub struct FileDevice {
     file: DiskFile,
     name: Box<str>,
     offset: u64,
-    bytes: u64,
+    bytes: AtomicU64,
+    /// The device ends where its file does.
+    grows: bool,
     counters: Counters,
     /// Serialises bounced writes (law 2).
     bounced_writes: Mutex<(), rank::BouncedWrites>,
@@ -79,12 +82,21 @@ impl FileDevice {
             return Err(DeviceError::Window { device: name, offset, bytes, file_bytes });
         }
         let (offset, counters, bounced_writes) = (how.offset, Counters::default(), Mutex::new(()));
-        Ok(FileDevice { file, name, offset, bytes, counters, bounced_writes })
+        let (bytes, grows) = (AtomicU64::new(bytes), how.bytes.is_none());
+        Ok(FileDevice { file, name, offset, bytes, grows, counters, bounced_writes })
     }
 
     /// Returns whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.file.is_direct()
+    }
+
+    /// Returns the size of the sectors of a block device in bytes; `None` for an image file.
+    pub fn block_bytes(&self) -> Option<u32> {
+        match self.file.kind() {
+            DiskKind::Image => None,
+            DiskKind::BlockDevice { .. } => Some(self.file.logical_block_bytes()),
+        }
     }
 
     /// Returns the offset in the file where the device begins, in bytes.
@@ -151,12 +163,20 @@ impl Device for FileDevice {
     }
 
     fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.load(Ordering::Relaxed)
     }
 
     fn bytes_now(&self) -> u64 {
         let rest = self.file.bytes_now().unwrap_or(0).saturating_sub(self.offset);
-        rest.min(self.bytes)
+        rest.min(self.bytes())
+    }
+
+    fn take_growth(&self) -> u64 {
+        let rest = self.file.bytes_now().unwrap_or(0).saturating_sub(self.offset);
+        if self.grows {
+            self.bytes.fetch_max(rest, Ordering::Relaxed);
+        }
+        self.bytes()
     }
 
     fn is_writable(&self) -> bool {

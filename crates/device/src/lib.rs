@@ -21,6 +21,7 @@ mod error;
 mod faulty;
 mod file;
 mod memory;
+pub mod partitions;
 mod queue;
 mod recording;
 mod request;

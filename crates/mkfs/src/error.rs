@@ -1,8 +1,10 @@
 //! [`MkfsError`]: why making a volume failed.
 
+use crate::overlap::Overlap;
 use crate::signature::Signature;
 use butternut_device::DeviceError;
 use butternut_sys::errno::Errno;
+use std::ops::Range;
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +26,9 @@ pub enum MkfsError {
     Zoned,
     #[error("it holds {signature}")]
     InUse { signature: Signature },
+    /// The range is that of the new volume in the file or device, in bytes.
+    #[error("bytes {} to {} overlap {with}", range.start, range.end)]
+    Overlaps { range: Range<u64>, with: Overlap },
     #[error("{bytes} bytes are too few: {what} needs at least {bytes_min} bytes")]
     TooSmall { bytes: u64, bytes_min: u64, what: String },
     #[error("a volume of {bytes} bytes does not fit on the {device_bytes} bytes of the device")]

@@ -30,6 +30,7 @@ mod identity;
 mod item;
 mod layout;
 mod options;
+mod overlap;
 mod signature;
 mod super_block;
 mod target;
@@ -44,6 +45,7 @@ pub use error::MkfsError;
 pub use features::{FeatureName, Features};
 pub use identity::Identity;
 pub use options::MkfsOptions;
+pub use overlap::Overlap;
 pub use signature::{Signature, find as find_signature};
 pub use target::Target;
 

@@ -1,6 +1,7 @@
 //! Detects filesystems and partition tables by their magic numbers at the start of a device. It
 //! guards against accidental overwriting and does not know every format.
 
+use butternut_device::partitions::TableKind;
 use butternut_device::{Device, DeviceError};
 use butternut_format::units::{index, length};
 use butternut_sys::buffer::Buffer;
@@ -13,12 +14,18 @@ const FRONT_BYTES: usize = 68 << 10;
 const PAGE_BYTES: [usize; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
 const SWAP_MARKS: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 
+pub(crate) const BTRFS: &str = "a btrfs volume";
+pub(crate) const EXT: &str = "an ext2, ext3 or ext4 filesystem";
+pub(crate) const XFS: &str = "an XFS filesystem";
+pub(crate) const GPT: &str = TableKind::Gpt.what();
+const MBR: &str = TableKind::Mbr.what();
+
 /// Magic numbers at fixed offsets. Filesystems are tested before partition tables, because some
 /// begin with a boot sector.
 const MARKS: [(usize, &[u8], &str); 26] = [
-    (65600, b"_BHRfS_M", "a btrfs volume"),
-    (1080, b"\x53\xef", "an ext2, ext3 or ext4 filesystem"),
-    (0, b"XFSB", "an XFS filesystem"),
+    (65600, b"_BHRfS_M", BTRFS),
+    (1080, b"\x53\xef", EXT),
+    (0, b"XFSB", XFS),
     (0, b"LUKS\xba\xbe", "an encrypted LUKS volume"),
     (24, b"LVM2 001", "an LVM physical volume"),
     (536, b"LVM2 001", "an LVM physical volume"),
@@ -40,8 +47,8 @@ const MARKS: [(usize, &[u8], &str); 26] = [
     (54, b"FAT12   ", "a FAT filesystem"),
     (54, b"FAT16   ", "a FAT filesystem"),
     (82, b"FAT32   ", "a FAT filesystem"),
-    (512, b"EFI PART", "a GPT partition table"),
-    (4096, b"EFI PART", "a GPT partition table"),
+    (512, b"EFI PART", GPT),
+    (4096, b"EFI PART", GPT),
 ];
 
 /// A magic number that was found.
@@ -58,19 +65,39 @@ impl fmt::Display for Signature {
     }
 }
 
+impl Signature {
+    /// Returns whether it is that of a partition table, and not of a filesystem.
+    pub fn is_partition_table(&self) -> bool {
+        matches!(self.what, GPT | MBR)
+    }
+
+    /// Returns whether it is that of a btrfs volume.
+    pub fn is_btrfs(&self) -> bool {
+        self.what == BTRFS
+    }
+}
+
 /// Returns the first magic number on the device, if there is one.
 ///
 /// # Errors
 /// The device cannot be read.
 pub fn find(device: &dyn Device) -> Result<Option<Signature>, DeviceError> {
-    let bytes = device.bytes().min(length(FRONT_BYTES));
-    let mut front = Buffer::zeroed(FRONT_BYTES);
-    let bytes = u32::try_from(bytes).map_or(FRONT_BYTES, index);
-    device.read_at(0, &mut front[..bytes])?;
-    Ok(marked(&front))
+    Ok(marked(&front(device, 0)?))
 }
 
-fn marked(front: &[u8]) -> Option<Signature> {
+/// Returns the bytes from an offset on that [`marked`] needs, with zeros behind the end.
+pub(crate) fn front(device: &dyn Device, offset: u64) -> Result<Buffer, DeviceError> {
+    let bytes = device.bytes().saturating_sub(offset).min(length(FRONT_BYTES));
+    let mut front = Buffer::zeroed(FRONT_BYTES);
+    let bytes = u32::try_from(bytes).map_or(FRONT_BYTES, index);
+    if bytes > 0 {
+        device.read_at(offset, &mut front[..bytes])?;
+    }
+    Ok(front)
+}
+
+/// Returns the first magic number in the bytes at the start of a device.
+pub(crate) fn marked(front: &[u8]) -> Option<Signature> {
     let is_at = |offset: usize, mark: &[u8]| front.get(offset..offset + mark.len()) == Some(mark);
     let found = |what, offset| Some(Signature { what, offset: length(offset) });
     for (offset, mark, what) in MARKS {
@@ -86,7 +113,7 @@ fn marked(front: &[u8]) -> Option<Signature> {
         }
     }
     if is_at(510, b"\x55\xaa") && is_partition_table(front) {
-        return found("an MBR partition table", 510);
+        return found(MBR, 510);
     }
     None
 }
@@ -115,7 +142,7 @@ mod tests {
         }
         assert_eq!(check(4086, b"SWAPSPACE2"), Some("swap space"));
         assert_eq!(check(65526, b"SWAPSPACE2"), Some("swap space"));
-        assert_eq!(check(510, b"\x55\xaa"), Some("an MBR partition table"));
+        assert_eq!(check(510, b"\x55\xaa"), Some(MBR));
     }
 
     #[test]

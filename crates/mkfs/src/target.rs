@@ -8,10 +8,13 @@
 //!    wiped.
 //! 3. A zoned block device is refused, because superblocks have fixed addresses and such a device
 //!    accepts only sequential writes.
-//! 4. Only block devices are discarded; an image file keeps its allocated blocks.
+//! 4. A filesystem or partition that the volume would overlap is refused as one at its start is,
+//!    while the file is locked.
+//! 5. Only block devices are discarded; an image file keeps its allocated blocks.
 
 use crate::error::MkfsError;
 use crate::options::{MkfsOptions, Plan};
+use crate::overlap::Overlap;
 use crate::{Made, make, signature};
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_sys::errno::Errno;
@@ -26,6 +29,9 @@ pub struct Target {
     pub path: PathBuf,
     /// Start of the volume in the file, in bytes.
     pub offset: u64,
+    /// The bytes that the volume may use, such as those of a partition: nothing behind them is read
+    /// or written, and the file is not extended. `None` means up to the end of the file.
+    pub bytes: Option<u64>,
 }
 
 impl Target {
@@ -43,6 +49,7 @@ impl Target {
             {
                 return Err(MkfsError::Zoned);
             }
+            self.check_overlap(device.bytes(), options)?;
             make(&device, &MkfsOptions { discard: options.discard && is_block, ..options.clone() })
         });
         if made.is_err() && is_new {
@@ -53,7 +60,7 @@ impl Target {
     }
 
     fn open(&self, options: &MkfsOptions) -> Result<FileDevice, MkfsError> {
-        let bytes = options.bytes.filter(|_| self.offset != 0);
+        let bytes = self.bytes.or(options.bytes.filter(|_| self.offset != 0));
         let how =
             OpenDevice { writable: true, offset: self.offset, bytes, ..OpenDevice::default() };
         Ok(FileDevice::open(&self.path, &how)?)
@@ -61,7 +68,7 @@ impl Target {
 
     /// Creates or extends the image file. Returns whether it was created.
     fn prepare(&self, options: &MkfsOptions) -> Result<bool, MkfsError> {
-        let Some(bytes) = options.bytes else { return Ok(false) };
+        let Some(bytes) = options.bytes.filter(|_| self.bytes.is_none()) else { return Ok(false) };
         let end = self.offset.checked_add(bytes).ok_or(MkfsError::OffsetTooLarge)?;
         match std::fs::metadata(&self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -85,6 +92,7 @@ impl Target {
         let how = OpenDevice { writable: true, ..OpenDevice::default() };
         let whole = FileDevice::open(&self.path, &how)?;
         let rest = whole.bytes().saturating_sub(self.offset);
+        self.check_overlap(rest, options)?;
         drop(whole);
         if rest == 0 || options.overwrite {
             return Ok(());
@@ -94,6 +102,20 @@ impl Target {
             Some(signature) => Err(MkfsError::InUse { signature }),
             None => Ok(()),
         }
+    }
+
+    /// Refuses a volume that would overlap something else (law 4). `rest`: the bytes of the file
+    /// from the start of the volume.
+    fn check_overlap(&self, rest: u64, options: &MkfsOptions) -> Result<(), MkfsError> {
+        if options.overwrite {
+            return Ok(());
+        }
+        let bytes = options.bytes.unwrap_or(rest);
+        // More than the bytes that it may use is refused for its size.
+        let bytes = self.bytes.map_or(bytes, |bytes_max| bytes.min(bytes_max));
+        let range = self.offset..self.offset.saturating_add(bytes);
+        let found = Overlap::find(&self.path, &range, None)?;
+        found.map_or(Ok(()), |with| Err(MkfsError::Overlaps { range, with }))
     }
 }
 

@@ -15,7 +15,7 @@ fn sized(mib: u64) -> MkfsOptions {
 }
 
 fn at(path: PathBuf, offset: u64) -> Target {
-    Target { path, offset }
+    Target { path, offset, bytes: None }
 }
 
 #[test]
