@@ -131,9 +131,11 @@ impl FileState {
     /// Nothing could be written, or the rest could not be written back and has no whole blocks in
     /// front of it.
     pub fn write_direct(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
-        let size = self.size();
+        let (size, before) = (self.size(), self.view.error_position());
         let written = self.write_split(offset, bytes, BLOCK, Wait::Block);
         let flushed = if self.dirty_bytes() > 0 { self.write_back() } else { Ok(()) };
+        // A merge for want of space may have written the rest back before, and lost it.
+        let flushed = flushed.and_then(|()| self.view.error_after(&before).map_or(Ok(()), Err));
         let (Ok(written), Err(error)) = (&written, flushed) else { return written };
         let is_aligned = offset.is_multiple_of(SECTOR_BYTES);
         let whole = if is_aligned { written / BLOCK * BLOCK } else { 0 };

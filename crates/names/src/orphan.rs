@@ -9,8 +9,7 @@ use butternut_format::units::Ino;
 
 /// Inserts the orphan item of an inode, if there is none.
 pub fn add_orphan(edit: &impl EditItems, ino: Ino) -> Result<(), NamesError> {
-    edit.insert(&orphan_key(ino.0), &[])?;
-    Ok(())
+    Ok(edit.put(&orphan_key(ino.0), &[])?)
 }
 
 /// Removes the orphan item of an inode. Returns whether there was one.

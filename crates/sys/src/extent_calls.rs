@@ -41,6 +41,8 @@ pub const SIZED_DEDUPE: u32 = 0xc038_9436;
 
 /// Of a fiemap: writes the data of the file back first.
 const SYNC: u32 = 1;
+/// Of a sized fiemap: finds out which extents are shared, which costs a search for each.
+pub const SHARING: u32 = 1 << 31;
 /// Flags of extents.
 pub const EXTENT_LAST: u32 = 0x1;
 pub const EXTENT_UNKNOWN: u32 = 0x2;
@@ -48,6 +50,7 @@ pub const EXTENT_DELALLOC: u32 = 0x4;
 pub const EXTENT_ENCODED: u32 = 0x8;
 pub const EXTENT_INLINE: u32 = 0x200;
 pub const EXTENT_UNWRITTEN: u32 = 0x800;
+pub const EXTENT_SHARED: u32 = 0x2000;
 
 /// The status of a target whose bytes are different.
 pub const RANGE_DIFFERS: i32 = 1;
@@ -63,6 +66,9 @@ pub struct FileExtent {
     pub bytes: u64,
     /// The flags `EXTENT_...`.
     pub flags: u32,
+    /// Of a compressed extent, from a mount of this project: where the range begins in its
+    /// uncompressed bytes.
+    pub skip: u64,
 }
 
 /// The answer to a request to share data.
@@ -79,17 +85,37 @@ pub enum Deduped {
 /// # Errors
 /// `EOPNOTSUPP` or `ENOTTY` where the filesystem has no such call; those of writing the file back.
 pub fn extents(fd: BorrowedFd<'_>, from: u64) -> io::Result<Vec<FileExtent>> {
+    fiemap(fd, from, 0)
+}
+
+/// As [`extents`], with the flag [`EXTENT_SHARED`] also on a mount of this project. The kernel's
+/// btrfs sets it always.
+///
+/// # Errors
+/// As [`extents`].
+pub fn extents_with_sharing(fd: BorrowedFd<'_>, from: u64) -> io::Result<Vec<FileExtent>> {
+    fiemap(fd, from, SHARING)
+}
+
+/// `sized_flags` are those of the sized call.
+fn fiemap(fd: BorrowedFd<'_>, from: u64, sized_flags: u32) -> io::Result<Vec<FileExtent>> {
     let count = u32::try_from(EXTENTS_MAX).unwrap_or(0);
     // The kernel refuses a range that ends after the largest offset.
     let length = i64::MAX.unsigned_abs().saturating_sub(from);
     let words = [from.to_ne_bytes(), length.to_ne_bytes()].concat();
-    let halves = [SYNC, 0, count, 0].map(u32::to_ne_bytes).concat();
-    let mut arguments = Arguments::<FIEMAP_WITH_EXTENTS>::new().put(0, &words)?.put(16, &halves)?;
-    let (number, sized) = (FIEMAP, SIZED_FIEMAP.into());
+    let with_flags = |flags: u32| {
+        let halves = [flags, 0, count, 0].map(u32::to_ne_bytes).concat();
+        Arguments::<FIEMAP_WITH_EXTENTS>::new().put(0, &words)?.put(16, &halves)
+    };
+    let mut arguments = with_flags(SYNC)?;
     // SAFETY: the kernel writes as many extents behind the structure as its count states.
-    unsafe { arguments.call_as(fd, number) }.or_else(|error| {
-        if is_unsupported(&error) { arguments.call(fd, sized) } else { Err(error) }
-    })?;
+    if let Err(error) = unsafe { arguments.call_as(fd, FIEMAP) } {
+        if !is_unsupported(&error) {
+            return Err(error);
+        }
+        arguments = with_flags(SYNC | sized_flags)?;
+        arguments.call(fd, SIZED_FIEMAP.into())?;
+    }
     let mapped = usize::try_from(u32_at(&arguments.0, 20)).unwrap_or(0).min(EXTENTS_MAX);
     let (extents, _) = arguments.0[FIEMAP_BYTES..].as_chunks::<EXTENT_BYTES>();
     let extent = |bytes: &[u8; EXTENT_BYTES]| FileExtent {
@@ -97,6 +123,7 @@ pub fn extents(fd: BorrowedFd<'_>, from: u64) -> io::Result<Vec<FileExtent>> {
         physical: u64_at(bytes, 8),
         bytes: u64_at(bytes, 16),
         flags: u32_at(bytes, 40),
+        skip: u64_at(bytes, 24),
     };
     Ok(extents[..mapped].iter().map(extent).collect())
 }

@@ -38,5 +38,6 @@ pub mod storage;
 pub mod subvolume_calls;
 pub mod text;
 pub mod tree_search_calls;
+pub mod volume_calls;
 pub mod wait;
 pub mod workers;

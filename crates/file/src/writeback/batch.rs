@@ -183,3 +183,53 @@ impl FileState {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::test_volume::{file, open_on};
+    use butternut_device::MemoryDevice;
+    use butternut_format::extent::DataRef;
+    use butternut_format::inode::InodeFlags;
+    use butternut_format::units::{Ino, Logical, TreeId};
+    use butternut_tree::{EnospcInjector, ForestOptions, Need};
+    use std::sync::Arc;
+
+    /// More extents than were once recorded each (law 4 of `tree::references::dropped`).
+    const DROPS: u64 = (1 << 16) + 2;
+
+    #[test]
+    fn many_dropped_references_take_no_space_from_a_write_in_place() {
+        let injector = EnospcInjector::default();
+        let options =
+            ForestOptions { enospc_injector: Some(injector.clone()), ..Default::default() };
+        let source = open_on(Arc::new(MemoryDevice::new("memory", 256 << 20)), options);
+        source.set_flusher(true);
+        let mut file = file(&source);
+        file.set_flags(InodeFlags::NODATACOW.with(InodeFlags::NODATASUM));
+        file.write_at(0, &[1; 8192]).expect("space");
+        file.merge(&mut |_| {}).expect("a merge");
+        source.forest().commit().expect("a commit");
+        // It overwrites its own extent, so nothing is reserved for it.
+        file.write_at(0, &[2; 8192]).expect("a write in place");
+        // As a deletion of files with very many extents that snapshots still have. It is never
+        // committed here.
+        let handle = source.forest().join(Need::items(1)).expect("space");
+        for number in 0..DROPS {
+            // The last two enclose all addresses.
+            let at = match DROPS - number {
+                1 => 4096,
+                2 => 1 << 60,
+                _ => (1 << 50) + number * 4096,
+            };
+            let reference = DataRef { tree: TreeId(300), ino: Ino(300), offset: 0, count: 1 };
+            handle.drop_data_ref(Logical(at), 4096, reference);
+        }
+        drop(handle);
+        injector.fail_growth();
+        file.write_back().expect("it needs no space");
+        injector.fail_none();
+        let mut have = vec![0; 8192];
+        assert_eq!(source.read_at(file.view(), 0, &mut have).expect("a read"), 8192);
+        assert!(have == [2; 8192], "the write is lost");
+    }
+}

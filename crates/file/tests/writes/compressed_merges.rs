@@ -2,13 +2,12 @@
 //! as long as any part of it is shown.
 
 use crate::compression::{noise, text};
-use crate::volume::{create, fresh, open_device_to_read, state};
+use crate::volume::{create, fresh, open_device_to_read, open_with_injector, state};
 use butternut_device::Device;
-use butternut_file::{FileState, Source, SourceOptions};
+use butternut_file::{FileState, Source};
 use butternut_format::file_extent::Compression;
 use butternut_format::inode::InodeFlags;
-use butternut_tree::{EnospcInjector, Forest, ForestOptions};
-use butternut_volume::{OpenOptions, Volume};
+use butternut_tree::EnospcInjector;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -73,15 +72,6 @@ impl Rig {
         let source = open_device_to_read(&self.device);
         assert!(read(&source, &state(&source, INO)) == self.bytes);
     }
-}
-
-fn open_with_injector(device: &Arc<dyn Device>, injector: &EnospcInjector) -> Source {
-    let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).unwrap();
-    let enospc_injector = Some(injector.clone());
-    let options = ForestOptions { enospc_injector, ..ForestOptions::default() };
-    let forest = Forest::open_writable(Arc::new(volume), options).unwrap();
-    let workers = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-    Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap()
 }
 
 fn read(source: &Source, file: &FileState) -> Vec<u8> {

@@ -1,8 +1,10 @@
 //! Failing devices, and full volumes.
 
 use crate::script::{Dice, compare};
-use crate::volume::{create, fresh, inode, open, open_faulty, put, state, subvolume, try_create};
-use butternut_device::{Fault, FaultyDevice, Rule, When};
+use crate::volume::{
+    create, fresh, inode, open, open_faulty, open_with_injector, put, state, subvolume, try_create,
+};
+use butternut_device::{Device, Fault, FaultyDevice, Rule, When};
 use butternut_file::{
     FILE_BYTES_MAX, FallocateSize, FileError, FileState, MergeFile, Source, Stream,
 };
@@ -12,6 +14,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_pages::WritebackReason;
 use butternut_space::Cluster;
 use butternut_sys::wait::Wait;
+use butternut_tree::EnospcInjector;
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
@@ -459,4 +462,70 @@ fn a_direct_write_that_loses_its_last_bytes_ends_with_its_whole_blocks() {
     device.remove(rule);
     commit(&source, &mut file);
     compare(&source, &file, &want);
+}
+
+/// A direct write that is not aligned and fails in the middle: a reservation is refused, so that
+/// the file is merged there, or a device loses a block.
+#[test]
+fn a_direct_write_that_fails_leaves_nothing_behind_the_end() {
+    const END: usize = 4 * 4096;
+    let device = Arc::new(FaultyDevice::new(fresh(256), 1));
+    let injector = EnospcInjector::default();
+    let source = open_with_injector(&(Arc::clone(&device) as Arc<dyn Device>), &injector);
+    let cases = [false, true].into_iter();
+    let cases = cases.flat_map(|it| (1..12).map(move |nth| (it, nth)));
+    for (number, ((is_preallocated, nth), lost)) in
+        (400..).zip(cases.flat_map(|case| (0..4).map(move |lost| (case, lost))))
+    {
+        let what = format!("{is_preallocated}, reservation {nth}, device write {lost}");
+        create(&source, number, InodeFlags::default());
+        let mut file = state(&source, number);
+        if is_preallocated {
+            file.allocate(0..END as u64, FallocateSize::Keep, &mut |_| {}).unwrap();
+            file.merge(&mut |_| {}).unwrap();
+        }
+        let (range, when) = (0..u64::MAX, When::Nth(lost));
+        let rule = device.add(Rule { range, when, fault: Fault::WriteError });
+        injector.fail_every(nth);
+        // The end of a block, a whole block, and the begin of a block.
+        let written = file.write_direct(50, &[7; 4046 + 4096 + 100]);
+        injector.fail_none();
+        device.remove(rule);
+        let size = usize::try_from(file.size()).unwrap();
+        file.truncate(END as u64, &mut |_| {}).unwrap();
+        let mut have = vec![9; END];
+        assert_eq!(source.read_at(file.view(), 0, &mut have).unwrap(), END);
+        assert!(have[size..].iter().all(|byte| *byte == 0), "{what}: behind byte {size}");
+        if let Ok(written) = written {
+            assert!(have[50..50 + written].iter().all(|byte| *byte == 7), "{what}: lost");
+        }
+    }
+}
+
+/// The zeroes at the new end are a write like any other.
+#[test]
+fn the_zeroes_of_a_truncation_that_are_lost_are_reported_and_no_other_block_changes() {
+    let device = Arc::new(FaultyDevice::new(fresh(256), 1));
+    let source = open_faulty(&device);
+    create(&source, 300, InodeFlags::default());
+    let mut file = state(&source, 300);
+    let old = noise(1, 8192);
+    file.write_at(0, &old).unwrap();
+    commit(&source, &mut file);
+    let cursor = file.view().error_cursor();
+    file.truncate(100, &mut |_| {}).unwrap();
+    // The end moves past a block that is dirty.
+    file.write_at(20_000, b"x").unwrap();
+    let mut want = old[..100].to_vec();
+    want.resize(20_000, 0);
+    want.push(b'x');
+    compare(&source, &file, &want);
+    let rule = device.add(Rule::everywhere(Fault::WriteError));
+    assert!(file.write_back().is_err());
+    assert!(matches!(file.view().check_errors(&cursor), Some(FileError::Write { .. })));
+    device.remove(rule);
+    commit(&source, &mut file);
+    let mut have = vec![9; 20_001];
+    assert_eq!(source.read_at(file.view(), 0, &mut have).unwrap(), have.len());
+    assert!(have[..100] == want[..100] && have[4096..].iter().all(|byte| *byte == 0));
 }

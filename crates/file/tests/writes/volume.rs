@@ -6,7 +6,7 @@ use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, TreeId};
 use butternut_mkfs::MkfsOptions;
-use butternut_tree::{Forest, ForestOptions, Need, Tree, TreeError};
+use butternut_tree::{EnospcInjector, Forest, ForestOptions, Need, Tree, TreeError};
 use butternut_volume::{OpenOptions, Volume};
 use std::sync::Arc;
 
@@ -31,6 +31,16 @@ pub(crate) fn open_with(device: &Arc<dyn Device>, workers: Arc<rayon::ThreadPool
     let forest = Forest::open_writable(Arc::new(volume), ForestOptions::default());
     let forest = forest.expect("a writable forest");
     Source::open(forest, workers, SourceOptions::default()).unwrap()
+}
+
+/// Opens a volume whose reservations fail as the injector says.
+pub(crate) fn open_with_injector(device: &Arc<dyn Device>, injector: &EnospcInjector) -> Source {
+    let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).unwrap();
+    let enospc_injector = Some(injector.clone());
+    let options = ForestOptions { enospc_injector, ..ForestOptions::default() };
+    let forest = Forest::open_writable(Arc::new(volume), options).unwrap();
+    let workers = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap()
 }
 
 pub(crate) fn open_device_to_read(device: &Arc<dyn Device>) -> Source {

@@ -22,6 +22,16 @@ fn made(kind: FileKind, parent: &Inode) -> Inode {
     NewInode { kind, permissions: 0o644, uid: 5, gid: 6, rdev }.inode(parent, THEN)
 }
 
+/// An orphan item may have been left by a driver that ended midway.
+#[test]
+fn an_inode_may_have_an_orphan_item_already() {
+    let memory = Memory::new(true);
+    for _ in 0..2 {
+        add_orphan(&memory, Ino(700)).unwrap();
+        assert_eq!(orphans(&memory, Ino(0), 9).unwrap(), [Ino(700)]);
+    }
+}
+
 #[test]
 fn a_new_inode_is_stamped_with_its_moment() {
     let inode = made(FileKind::File, &directory(0o755, InodeFlags::default()));

@@ -72,6 +72,8 @@ ranks! {
     ThreadLimits
     /// The deferred calls of users that run, and those that wait.
     UserCalls
+    /// The names that programs do not see yet.
+    HiddenNames
     /// The names that the kernel is to forget.
     NameInvalidations
     /// The threads that send deferred replies.
