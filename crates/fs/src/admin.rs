@@ -1,7 +1,7 @@
 //! Administration of a volume: its label, its size, and discarding free space.
 
 use crate::{Filesystem, Result};
-use butternut_format::units::DevId;
+use butternut_format::units::{DevId, SECTOR_BYTES};
 use std::ops::Range;
 
 /// Bytes at the start of a device that no block group uses.
@@ -33,8 +33,9 @@ impl Filesystem {
     /// empty block groups past the new end.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); a device that is smaller or a seed, or block
-    /// groups in use past the new end.
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); a device that is smaller or a seed; block
+    /// groups in use past the new end; no space before it for a block group of a profile that
+    /// would have none.
     pub fn resize(&self, devid: u64, bytes: u64) -> Result<()> {
         let writing = self.begin()?;
         let write_state = &*writing;
@@ -44,23 +45,36 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Returns the smallest size that [`Filesystem::resize`] accepts for a device now: the end of
-    /// its last block group in use, in bytes. At least 1 MiB.
+    /// Returns a size that [`Filesystem::resize`] accepts for a device now: the end of its last
+    /// block group in use, in bytes. At least 1 MiB. An empty block group counts as in use where
+    /// it is the last one that names a profile, other than single, for new block groups. A smaller
+    /// size is accepted only if another one of that profile fits before it.
     ///
     /// # Errors
     /// [`Error::ReadOnly`](crate::Error::ReadOnly).
     pub fn size_min(&self, devid: u64) -> Result<u64> {
         self.may_begin()?;
-        let (groups, chunks) = (self.forest().groups()?, self.volume().chunks());
-        let busy = groups.iter().filter(|group| group.used > 0 || group.allocated > 0);
+        let (groups, chunks) = (self.forest().groups_to_keep()?, self.volume().chunks());
         let mut end = RESERVED_BYTES;
-        for group in busy {
+        for group in groups {
             let Some(chunk) = chunks.find(group.start) else { continue };
             for place in chunk.stripes().iter().filter(|place| place.devid.0 == devid) {
                 end = end.max(place.physical.0.saturating_add(chunk.stripe_bytes()));
             }
         }
         Ok(end)
+    }
+
+    /// Returns the largest size that [`Filesystem::resize`] accepts for a device now, in bytes: the
+    /// size of the device, which may have grown since it was opened. 0 if the device is missing, or
+    /// a seed.
+    pub fn size_max(&self, devid: u64) -> u64 {
+        let statuses = self.volume().devices();
+        let own = statuses.iter().find(|status| status.devid.0 == devid && !status.is_seed);
+        let device = own.and_then(|status| status.device.as_ref());
+        // It may be shorter than it was, too, where the volume has shrunk since.
+        let bytes = device.map_or(0, |device| device.take_growth().min(device.bytes_now()));
+        bytes - bytes % SECTOR_BYTES
     }
 
     /// Discards free space in runs of at least `bytes_min` bytes (TRIM), and returns the number of

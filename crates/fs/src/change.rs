@@ -52,7 +52,7 @@ impl Filesystem {
     }
 
     /// Charges the blocks that a change may add. At a limit, commits first what was deleted.
-    fn hold_quota(&self, tree: TreeId, items: u32) -> Result<Option<QuotaHold>> {
+    pub(crate) fn hold_quota(&self, tree: TreeId, items: u32) -> Result<Option<QuotaHold>> {
         match self.forest().hold_quota(tree, items) {
             Err(TreeError::QuotaExceeded { .. }) if self.forest().commit_may_free_quota(tree) => {
                 self.forest().commit()?;
@@ -72,10 +72,10 @@ impl Change<'_> {
                 self.is_begun.set(true);
                 Ok(done)
             }
-            Err(NamesError::Tree(error)) => Err(Error::Tree(self.edit.fail(error))),
             Err(error) if self.is_begun.get() => {
                 Err(Error::Tree(self.handle.abort(error.into_midway(self.edit.id()))))
             }
+            Err(NamesError::Tree(error)) => Err(Error::Tree(self.edit.fail(error))),
             Err(refused) => Err(refused.into()),
         }
     }

@@ -12,6 +12,7 @@
 //! | `defragment` | extents that are written again as fewer ones |
 //! | `direct` | direct writes that share the inode lock |
 //! | `flag_checks` | when a handle checks the flags of its inode |
+//! | `sharing` | which extents of a file are shared |
 //!
 //! On a filesystem that is open for writing, every blocking read holds the inode lock shared
 //! (`inode/table.rs`).
@@ -25,6 +26,7 @@ pub(crate) mod defragment;
 pub(crate) mod direct;
 pub(crate) mod flag_checks;
 mod path;
+mod sharing;
 pub(crate) mod write;
 
 use crate::error::is_refused;

@@ -179,7 +179,7 @@ pub use butternut_sys::buffer::Buffer;
 #[doc(hidden)]
 pub use butternut_tree::EnospcInjector;
 pub use butternut_tree::TreeError;
-pub use butternut_tree::{Qgroup, QgroupLimits, QgroupUsage, Quotas};
+pub use butternut_tree::{Qgroup, QgroupLimits, QgroupUsage, QuotaMode, Quotas};
 pub use butternut_volume::VolumeError;
 pub use butternut_volume::super_blocks::{CopyRefused, CopyReport};
 pub use clock::Clock;

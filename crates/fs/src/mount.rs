@@ -64,7 +64,8 @@ impl Filesystem {
             let is_seed = may_have_seed && device.is_seed();
             let writable = !options.read_only && !is_seed;
             let (offset, mounted) = (device.offset, options.mounted_device);
-            let how = OpenDevice { offset, writable, mounted, ..OpenDevice::default() };
+            let bytes = device.bytes;
+            let how = OpenDevice { offset, bytes, writable, mounted, ..OpenDevice::default() };
             Ok(Arc::new(FileDevice::open(&device.path, &how)?))
         };
         Self::open_devices(devices.iter().map(open).collect::<Result<_>>()?, options)

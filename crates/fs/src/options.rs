@@ -1,6 +1,7 @@
 //! [`MountOptions`], and what names a volume: [`DevicePath`] and [`Subvolume`].
 
 use crate::{Clock, Tunables};
+use butternut_device::partitions::{PartitionError, PartitionTable};
 use butternut_device::{FileDevice, OpenDevice, Sharing};
 use butternut_file::Compress;
 use butternut_tree::EnospcInjector;
@@ -13,14 +14,30 @@ pub struct DevicePath {
     pub path: PathBuf,
     /// Offset from the start of the file, in bytes.
     pub offset: u64,
+    /// The size of the device in bytes; `None` means up to the end of the file.
+    pub bytes: Option<u64>,
 }
 
 impl DevicePath {
+    /// Returns the partition with a number, of the disk or image at `path`. Nothing outside of it
+    /// is read or written.
+    ///
+    /// # Errors
+    /// The disk cannot be read or has no partition table, or the partition does not exist, is not
+    /// inside the disk, or overlaps another one.
+    pub fn partition(path: impl AsRef<Path>, number: u32) -> Result<Self, PartitionError> {
+        let path = path.as_ref().to_path_buf();
+        let table = PartitionTable::of_path(&path)?;
+        let found = table.find(number)?;
+        Ok(Self { offset: found.start, bytes: Some(found.bytes), path })
+    }
+
     /// Returns whether the device is a seed: volumes that grew from it read it, and none writes to
     /// it. A device whose superblock cannot be read is none.
     pub fn is_seed(&self) -> bool {
         let sharing = Sharing::Unlocked;
-        let how = OpenDevice { offset: self.offset, sharing, ..OpenDevice::default() };
+        let (offset, bytes) = (self.offset, self.bytes);
+        let how = OpenDevice { offset, bytes, sharing, ..OpenDevice::default() };
         let opened = FileDevice::open(&self.path, &how);
         let super_block = opened.ok().and_then(|opened| super_blocks::choose(&opened, None).ok());
         super_block.is_some_and(|super_block| super_block.is_seeding())
@@ -29,7 +46,7 @@ impl DevicePath {
 
 impl<P: AsRef<Path>> From<P> for DevicePath {
     fn from(path: P) -> Self {
-        Self { path: path.as_ref().to_path_buf(), offset: 0 }
+        Self { path: path.as_ref().to_path_buf(), offset: 0, bytes: None }
     }
 }
 

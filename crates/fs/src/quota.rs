@@ -9,7 +9,7 @@ mod room;
 
 use crate::{Error, Filesystem, Result};
 use butternut_format::quota::QgroupId;
-use butternut_tree::{AtCommit, QgroupLimits, Quotas, ReservationLevel, TreeError};
+use butternut_tree::{AtCommit, QgroupLimits, QuotaMode, Quotas, ReservationLevel, TreeError};
 use std::sync::Arc;
 
 #[expect(
@@ -32,14 +32,25 @@ impl Filesystem {
         self.forest().quota_error()
     }
 
-    /// Enables quotas, with a group for each subvolume. Returns `false` if they were enabled
+    /// Enables full quotas, with a group for each subvolume. Returns `false` if they were enabled
     /// already. Reads all references of the volume, and no data.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; there is no space; a tree cannot be read.
+    /// [`Error::ReadOnly`]; simple quotas are enabled; there is no space; a tree cannot be read.
     pub fn enable_quotas(&self) -> Result<bool> {
-        let is_new = self.change_quotas(|at_commit| at_commit.enable_quotas())?;
+        let is_new = self.change_quotas(|at_commit| at_commit.enable_quotas(QuotaMode::Full))?;
         if is_new { self.require_usage().map(|()| true) } else { Ok(false) }
+    }
+
+    /// Enables simple quotas, with a group for each subvolume. A subvolume uses the extents that it
+    /// allocates from now on, until they are freed, whatever refers to them: snapshots and clones
+    /// change no usage. Returns `false` if they were enabled already. The volume gets the feature
+    /// simple-quota, which the kernel knows since Linux 6.7, and keeps it.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; full quotas are enabled; there is no space.
+    pub fn enable_simple_quotas(&self) -> Result<bool> {
+        self.change_quotas(|at_commit| at_commit.enable_quotas(QuotaMode::Simple))
     }
 
     /// Disables quotas, and removes all groups. Returns `false` if they were disabled already.
@@ -50,8 +61,8 @@ impl Filesystem {
         self.change_quotas(|at_commit| at_commit.disable_quotas())
     }
 
-    /// Computes the usage of all groups again, from all references of the volume. Other changes
-    /// wait meanwhile.
+    /// Computes the usage of all groups again, from all references of the volume; that of simple
+    /// quotas from all extent items and tree blocks. Other changes wait meanwhile.
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; quotas are disabled.
@@ -77,7 +88,7 @@ impl Filesystem {
         self.change_quotas(|at_commit| at_commit.remove_qgroup(id))
     }
 
-    /// Makes the group `parent` include the group `child`, and computes all usage again.
+    /// Makes the group `parent` include the group `child`. Full quotas compute all usage again.
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; quotas are disabled, a group does not exist,
@@ -86,7 +97,8 @@ impl Filesystem {
         self.recompute(|at_commit| at_commit.assign_qgroup(child, parent))
     }
 
-    /// Ends that the group `parent` includes the group `child`, and computes all usage again.
+    /// Ends that the group `parent` includes the group `child`. Full quotas compute all usage
+    /// again.
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; quotas are disabled, or the parent does not

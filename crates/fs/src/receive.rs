@@ -25,6 +25,7 @@
 mod apply;
 mod data;
 mod finish;
+mod hidden;
 mod reader;
 mod resume;
 mod source;
@@ -35,7 +36,9 @@ use crate::{Error, FileId, Filesystem, Result};
 use apply::Receiver;
 use butternut_format::stream::Command;
 use data::Encoded;
+use hidden::HideName;
 use reader::NextCommand;
+use std::any::Any;
 use std::io::Read;
 
 /// A subvolume that was received.
@@ -117,7 +120,19 @@ impl Filesystem {
         end: StreamEnd,
         report: &mut ReceiveReport,
     ) -> Result<()> {
-        self.receive_checked(dir, stream, end, None, report)
+        self.receive_checked(dir, stream, end, (None, None), report)
+    }
+
+    /// As [`FilesystemExt::receive_hidden`](crate::server::FilesystemExt::receive_hidden).
+    pub(crate) fn receive_hidden<R: Read>(
+        &self,
+        dir: FileId,
+        stream: &mut StreamReader<R>,
+        end: StreamEnd,
+        report: &mut ReceiveReport,
+        hide: &dyn Fn(&[u8]) -> Box<dyn Any>,
+    ) -> Result<()> {
+        self.receive_checked(dir, stream, end, (None, Some(HideName(hide))), report)
     }
 
     /// Applies a send stream as [`Filesystem::receive_with`] does, and goes on where an earlier
@@ -141,7 +156,7 @@ impl Filesystem {
         checkpoint_bytes: u64,
         report: &mut ReceiveReport,
     ) -> Result<()> {
-        self.receive_checked(dir, stream, end, Some(checkpoint_bytes), report)
+        self.receive_checked(dir, stream, end, (Some(checkpoint_bytes), None), report)
     }
 
     fn receive_checked<R: Read>(
@@ -149,10 +164,14 @@ impl Filesystem {
         dir: FileId,
         stream: &mut StreamReader<R>,
         end: StreamEnd,
-        checkpoint_bytes: Option<u64>,
+        (checkpoint_bytes, hide): (Option<u64>, Option<HideName<'_>>),
         report: &mut ReceiveReport,
     ) -> Result<()> {
-        let mut receiver = Receiver::new(self, dir, checkpoint_bytes, report);
+        let receiver = Receiver::new(self, dir, checkpoint_bytes, report);
+        let mut receiver = match hide {
+            Some(hide) => receiver.hiding(hide),
+            None => receiver,
+        };
         let applied = receive_all(&mut receiver, stream, end);
         if applied.is_err() {
             receiver.interrupt();

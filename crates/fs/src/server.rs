@@ -7,7 +7,26 @@ pub use crate::inode::pin::Pin;
 
 #[cfg(doc)]
 use crate::Error;
-use crate::{File, FileId, Filesystem, Privileges, Result, StatFs};
+use crate::receive::{ReceiveReport, StreamEnd, StreamReader};
+use crate::{Extent, File, FileId, Filesystem, Privileges, Result, StatFs};
+use butternut_tree::ReadEpoch;
+use std::any::Any;
+use std::io::Read;
+
+/// Keeps what the last commit refers to on the devices until it is dropped, also while later ones
+/// free it.
+#[derive(Debug)]
+pub struct HeldCommit<'a> {
+    generation: u64,
+    _epoch: ReadEpoch<'a>,
+}
+
+impl HeldCommit<'_> {
+    /// Returns the generation of the commit. What later ones refer to is kept, too.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+}
 
 /// Calls on a [`Filesystem`] for servers.
 pub trait FilesystemExt {
@@ -62,6 +81,29 @@ pub trait FilesystemExt {
     /// # Errors
     /// As [`sync_unreported`](Self::sync_unreported).
     fn sync_and_keep_errors(&self) -> Result<()>;
+
+    /// Commits, and keeps what the commit refers to on the devices: another program may read it
+    /// from them. What is freed meanwhile is no free space until the result is dropped.
+    ///
+    /// # Errors
+    /// A commit that failed. Lost file data is left for a sync that returns it.
+    fn hold_last_commit(&self) -> Result<HeldCommit<'_>>;
+
+    /// Applies a send stream as [`Filesystem::receive_with`] does, in front of a cache of names,
+    /// attributes and data that would keep what the stream changes. `hide` is called with each name
+    /// in `dir` before a subvolume is made under it. What it returns is dropped when the subvolume
+    /// is complete, or deleted; until then the caller shows the name to no program.
+    ///
+    /// # Errors
+    /// As [`Filesystem::receive_with`].
+    fn receive_hidden<R: Read>(
+        &self,
+        dir: FileId,
+        stream: &mut StreamReader<R>,
+        end: StreamEnd,
+        report: &mut ReceiveReport,
+        hide: &dyn Fn(&[u8]) -> Box<dyn Any>,
+    ) -> Result<()>;
 
     /// As [`Filesystem::sync`], for syncfs(2), and for sync(2), which drops the result. All callers
     /// together get each loss of file data once, whether or not a sync of its file has returned it,
@@ -119,6 +161,13 @@ pub trait FileExt: Sized {
     /// [`Error::NotPermitted`] if they differ; any error of a read.
     fn unchanged_below_end(&self, offset: u64, bytes: &[u8]) -> Result<usize>;
 
+    /// Returns the first extents from byte `from` on, without holes and at most `count`, and
+    /// whether another inode refers to each. Includes those behind the end of the file. May commit.
+    ///
+    /// # Errors
+    /// A tree cannot be read, or the commit failed.
+    fn extents_with_sharing(&self, from: u64, count: usize) -> Result<Vec<(Extent, bool)>>;
+
     /// Returns the same handle, for a cache in front of this library that keeps the times of the
     /// file itself: a change through it leaves them as they are, until the cache sets them
     /// (`S_NOCMTIME`).
@@ -172,6 +221,27 @@ impl FilesystemExt for Filesystem {
         Filesystem::sync_and_keep_errors(self)
     }
 
+    fn hold_last_commit(&self) -> Result<HeldCommit<'_>> {
+        if self.is_writable() {
+            self.sync_names()?;
+        }
+        let epoch = self.forest().enter_read_epoch();
+        // A later commit than that of the epoch is kept as well.
+        let generation = self.forest().committed_generation().0;
+        Ok(HeldCommit { generation, _epoch: epoch })
+    }
+
+    fn receive_hidden<R: Read>(
+        &self,
+        dir: FileId,
+        stream: &mut StreamReader<R>,
+        end: StreamEnd,
+        report: &mut ReceiveReport,
+        hide: &dyn Fn(&[u8]) -> Box<dyn Any>,
+    ) -> Result<()> {
+        Filesystem::receive_hidden(self, dir, stream, end, report, hide)
+    }
+
     fn set_mount_watch(&self, is_mounted: Box<dyn Fn() -> bool + Send + Sync>) {
         self.volume().set_mount_watch(is_mounted);
     }
@@ -200,6 +270,10 @@ impl FileExt for File {
 
     fn only_appending(self) -> Self {
         File::only_appending(self)
+    }
+
+    fn extents_with_sharing(&self, from: u64, count: usize) -> Result<Vec<(Extent, bool)>> {
+        File::extents_with_sharing(self, from, count)
     }
 
     fn unchanged_below_end(&self, offset: u64, bytes: &[u8]) -> Result<usize> {

@@ -41,7 +41,7 @@ use crate::{Clock, Error, FileId, Result};
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
-use butternut_tree::Tree;
+use butternut_tree::{Forest, Tree};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -222,11 +222,12 @@ impl WriteState {
     }
 
     /// Returns an id for a new subvolume. No id is returned twice while the volume is open, also if
-    /// the subvolume has been deleted: caches and node numbers go by it.
-    pub(crate) fn allocate_subvolume(&self, root_tree: &Tree) -> Result<TreeId> {
-        let free = names::next_subvolume(root_tree)?;
+    /// the subvolume has been deleted: caches and node numbers go by it. Nor is one that has a
+    /// quota group.
+    pub(crate) fn allocate_subvolume(&self, forest: &Arc<Forest>) -> Result<TreeId> {
+        let free = names::next_subvolume(&forest.root_tree())?;
         let mut next = self.next_subvolume.lock();
-        let id = TreeId(free.0.max(*next));
+        let id = forest.first_without_qgroup(TreeId(free.0.max(*next)));
         *next = id.0.saturating_add(1);
         Ok(id)
     }

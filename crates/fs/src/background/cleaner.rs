@@ -77,7 +77,7 @@ impl Filesystem {
         };
         let left = self.clean_subvolumes_unless_another(&goes_on);
         // What cannot be read now may be readable later.
-        left.map_or_else(|_| self.may_begin().is_ok(), |left| !left.is_empty())
+        left.unwrap_or_else(|_| self.may_begin().is_ok())
     }
 
     /// Deletes the orphans that are queued, except large ones.

@@ -98,9 +98,7 @@ impl Filesystem {
             return;
         }
         let owner = Owner::Shared(FileId::root_of(id));
-        let left = self.delete_orphans(write_state, owner, goes_on);
-        // At the end of a stream, they are looked for again.
-        if let Some(left) = left.filter(|_| !write_state.sent.has(id)) {
+        if let Some(left) = self.delete_orphans(write_state, owner, goes_on) {
             write_state.left_orphans().push(left);
         }
     }
@@ -175,7 +173,9 @@ impl Filesystem {
     }
 
     /// Deletes all orphans of a subvolume as long as `goes_on` returns true. Skips an inode that
-    /// cannot be deleted, which is left for the next open; returns what was left.
+    /// cannot be deleted, which is left for the next open; returns what was left. Where the
+    /// subvolume is being sent, this ends: at the end of the stream, its orphans are looked for
+    /// again, so none is left.
     fn delete_orphans(
         &self,
         write_state: &WriteState,
@@ -190,8 +190,8 @@ impl Filesystem {
             });
             let found = match found {
                 Ok(found) => found,
-                // The subvolume has been deleted, and its blocks will be freed.
-                Err(Error::Stale { .. }) => break,
+                // The subvolume is being sent, or was deleted, and its blocks will be freed.
+                Err(Error::Busy | Error::Stale { .. }) => break,
                 Err(error) => {
                     LeftOrphans::add(&mut left, id, None, error);
                     break;
@@ -202,6 +202,8 @@ impl Filesystem {
                 let entry = write_state.table.entry(FileId::new(id.0, ino.0));
                 match self.delete_orphan(write_state, owner, &entry, goes_on) {
                     Ok(()) | Err(Error::Stale { .. }) => continue,
+                    // The root of a subvolume is busy for another reason: a crafted orphan item.
+                    Err(Error::Busy) if ino.0 != ROOT_DIRECTORY => return left,
                     Err(error) => LeftOrphans::add(&mut left, id, Some(*ino), error),
                 }
                 if self.forest().write_error().is_some() || !goes_on() {
@@ -326,6 +328,7 @@ pub(crate) fn require_no_entries(subvolume: &WritableSubvolume, dir: Ino) -> Res
 
 #[cfg(test)]
 mod tests {
+    use crate::SnapshotAccess;
     use crate::{
         EnospcInjector, FileId, Filesystem, MountOptions, NewInode, QgroupLimits, RenameFlags,
     };
@@ -720,5 +723,38 @@ mod tests {
         let fs = Filesystem::open_devices(vec![device], &MountOptions::default()).unwrap();
         let tree = fs.subvolume_tree(root.subvolume).unwrap();
         assert_eq!(names::orphans(&tree, Ino(0), 1).unwrap(), []);
+    }
+
+    /// What a snapshot holds counts for its source: a deletion in the snapshot makes room there.
+    #[test]
+    fn a_create_at_a_limit_of_simple_quotas_waits_for_orphans_of_other_subvolumes() {
+        let fs = filesystem_with(MountOptions::default().commit_seconds(3600));
+        assert!(fs.enable_simple_quotas().unwrap());
+        let sub = fs.create_subvolume(fs.root(), b"sub", &NewInode::new(0o755)).unwrap();
+        let dir = FileId::root_of(sub);
+        for name in [&b"a"[..], b"b"] {
+            let id = fs.create(dir, name, &NewInode::new(0o644)).unwrap();
+            fs.open_file(id).unwrap().write_at(0, &vec![1; 1 << 20]).unwrap();
+        }
+        fs.sync().unwrap();
+        let snap = fs.snapshot(sub, fs.root(), b"snap", SnapshotAccess::ReadWrite).unwrap();
+        let write_state = fs.write_state().unwrap();
+        for name in [&b"a"[..], b"b"] {
+            fs.unlink(dir, name).unwrap();
+        }
+        write_state.cleaner.wait_until_evicted(&BTreeSet::clone);
+        fs.sync().unwrap();
+        limit_to_usage(&fs, sub);
+        let stops_eviction = write_state.merges.exclude();
+        let removers = remove_two(&fs, FileId::root_of(snap), [b"a", b"b"]);
+        let creator = fs.clone();
+        let creating = thread::spawn(move || creator.create(dir, b"c", &NewInode::new(0o644)));
+        wait_until(|| creating.is_finished() || write_state.cleaner.is_awaited());
+        drop(stops_eviction);
+        creating.join().unwrap().unwrap();
+        for thread in removers {
+            thread.join().unwrap();
+        }
+        fs.close().unwrap();
     }
 }

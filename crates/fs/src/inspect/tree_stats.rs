@@ -42,10 +42,17 @@ impl Filesystem {
     /// Walks a whole tree. `tree` is its object id: 1 root, 2 extent, 5 top-level subvolume ...
     ///
     /// # Errors
-    /// [`Error::NotFound`] if the volume has no such tree.
+    /// [`Error::NotFound`] if the volume has no such tree, or is deleting it: its nodes may name
+    /// blocks that are freed.
     pub fn tree_stats(&self, tree: u64) -> Result<TreeStats> {
-        let tree = self.forest().tree(TreeId(tree))?.ok_or(Error::NotFound)?;
+        let id = TreeId(tree);
         let _reading = self.forest().enter_read_epoch();
+        let tree = self.forest().tree(id)?.ok_or(Error::NotFound)?;
+        if id.is_subvolume()
+            && self.forest().root_item(id)?.is_none_or(|(_, root)| root.refs() == 0)
+        {
+            return Err(Error::NotFound);
+        }
         let root = tree.root();
         let mut walk = Walk::default();
         walk.stats.levels = root.level.saturating_add(1);

@@ -67,15 +67,26 @@ impl Filesystem {
         })
     }
 
-    /// Removes an empty directory.
+    /// Removes an empty directory. An empty subvolume is deleted, as
+    /// [`Filesystem::delete_subvolume`] does it.
     ///
     /// # Errors
-    /// As [`Filesystem::unlink`]; [`Error::NotDirectory`], [`Error::NotEmpty`],
-    /// [`Error::Unsupported`] for a subvolume.
+    /// As [`Filesystem::unlink`]; [`Error::NotDirectory`], [`Error::NotEmpty`]; for a subvolume as
+    /// [`Filesystem::delete_subvolume`].
     pub fn rmdir(&self, dir: FileId, name: &[u8]) -> Result<()> {
-        self.remove(dir, name, |kind| {
-            if kind == FileKind::Directory { Ok(()) } else { Err(Error::NotDirectory) }
-        })
+        let remove = || {
+            self.remove(dir, name, |kind| {
+                if kind == FileKind::Directory { Ok(()) } else { Err(Error::NotDirectory) }
+            })
+        };
+        match remove() {
+            Err(Error::Unsupported { .. }) => match self.delete_empty_subvolume(dir, name) {
+                // Another thread has put a directory in its place.
+                Err(Error::InvalidArgument { .. }) => remove(),
+                deleted => deleted,
+            },
+            removed => removed,
+        }
     }
 
     fn remove(

@@ -1,6 +1,7 @@
 //! [`Receiver`]: applies the commands of a stream to subvolumes.
 
 use super::data::{clone_range, fallocate};
+use super::hidden::{HiddenName, HideName};
 use super::resume::{Checkpoint, Progress};
 use super::{ReceiveReport, ReceivedSubvolume, Unfinished, decode_write};
 use crate::{
@@ -34,6 +35,8 @@ pub(super) struct Receiver<'a, 'r> {
     is_present: bool,
     /// The commands since the one that began the subvolume.
     progress: Progress,
+    /// Hides the name of a subvolume that is not complete from the programs of a mount.
+    hide: Option<HideName<'a>>,
 }
 
 /// The subvolume that the commands change.
@@ -54,6 +57,8 @@ struct Current {
     parent_uuid: Option<Uuid>,
     /// The file of the last write, which the next one often has, too.
     open: Option<(Vec<u8>, File)>,
+    /// The name is hidden until this is dropped.
+    hidden: Option<HiddenName>,
 }
 
 impl<'a, 'r> Receiver<'a, 'r> {
@@ -64,8 +69,23 @@ impl<'a, 'r> Receiver<'a, 'r> {
         report: &'r mut ReceiveReport,
     ) -> Self {
         let (progress, sources) = (Progress::default(), HashMap::new());
-        let (current, is_present) = (None, false);
-        Self { filesystem, dir, current, sources, report, checkpoint_bytes, is_present, progress }
+        let (current, is_present, hide) = (None, false, None);
+        Self {
+            filesystem,
+            dir,
+            current,
+            sources,
+            report,
+            checkpoint_bytes,
+            is_present,
+            progress,
+            hide,
+        }
+    }
+
+    /// Hides the names of subvolumes until they are complete, or deleted.
+    pub(super) fn hiding(self, hide: HideName<'a>) -> Self {
+        Self { hide: Some(hide), ..self }
     }
 
     /// Applies a command of the stream that has `bytes` bytes, or skips it where the subvolume has
@@ -147,11 +167,16 @@ impl<'a, 'r> Receiver<'a, 'r> {
     /// Deletes the subvolume that is not complete. One that cannot be deleted stays writable, so no
     /// stream uses it as its parent, and is returned.
     fn discard(&mut self) -> Option<Unfinished> {
-        let Current { id, name, open, .. } = self.current.take()?;
+        let Current { id, name, open, hidden, .. } = self.current.take()?;
         drop(open);
         // Another thread may have given the name to another subvolume.
         let deleted = self.filesystem.delete_subvolume_of_id(self.dir, &name, id);
-        let cleaned = deleted.and_then(|()| self.filesystem.clean_subvolumes());
+        // Others may have the name now.
+        let is_hidden = hidden.is_some();
+        drop(hidden);
+        // On a mount, the cleaner frees the space, with that of all others.
+        let clean = || if is_hidden { Ok(Vec::new()) } else { self.filesystem.clean_subvolumes() };
+        let cleaned = deleted.and_then(|()| clean());
         // The caller may abandon what is not committed, and with it the space. Lost data of other
         // files is left for a call that returns the error.
         let committed = cleaned.and_then(|_| self.filesystem.sync_names());
@@ -230,6 +255,12 @@ impl<'a, 'r> Receiver<'a, 'r> {
         if let Some(last) = last.filter(|last| last.progress.commands <= self.progress.commands) {
             self.progress.require(last.progress)?;
         }
+        let hidden = match &self.hide {
+            // A name that exists stays visible.
+            Some(_) if self.filesystem.lookup(self.dir, name).is_ok() => return Err(Error::Exists),
+            Some(hide) => Some(hide.hide(name)),
+            None => None,
+        };
         let origin = last.map(|last| last.id).or(source.as_ref().map(|source| source.id));
         let access = SnapshotAccess::ReadWrite;
         let made = match origin {
@@ -254,6 +285,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
             bytes,
             parent_uuid,
             open,
+            hidden,
         });
         // The first commands may have given the root attributes.
         let is_new = !is_snapshot && applied == self.progress;

@@ -16,6 +16,9 @@
 //! 1. A walk visits a block once, and the search for the references to one extent visits at most
 //!    [`VISITS_MAX`] blocks and items, or fewer if its caller wants.
 //! 2. References that lead to no block (of a tree that is being deleted) are skipped.
+//! 3. While a block is looked up and read, nothing that a commit frees is reused. That lasts for a
+//!    few items, or one ascent to the roots, at most: a writer without space waits for it. So a
+//!    block that an earlier batch has found is compared by its generation.
 
 use crate::inspect::Block;
 use crate::inspect::ExtentOwner;
@@ -25,7 +28,7 @@ use butternut_format::extent::DataRef;
 use butternut_format::file_extent::{Compression, DiskExtent, ExtentBody, ExtentRun, FileExtent};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
-use butternut_format::units::{Logical, TreeId, length};
+use butternut_format::units::{Generation, Logical, TreeId, length};
 use butternut_tree::Tree;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -33,6 +36,9 @@ use std::sync::Arc;
 
 /// Maximum number of blocks and items that one search visits.
 pub(crate) const VISITS_MAX: u64 = 1 << 20;
+
+/// Items that are read while the space that commits free is kept (law 3).
+const ITEMS_PER_BATCH: usize = 256;
 
 /// Maximum number of bytes of a file in which items refer to one extent by one reference: the
 /// kernel's extents have at most 128 MiB, and so much is left for larger ones.
@@ -57,10 +63,14 @@ pub(crate) struct ExtentRef {
 pub(crate) struct Backrefs<'a> {
     filesystem: &'a Filesystem,
     extent_tree: Tree,
-    roots_of: HashMap<Logical, Arc<[u64]>>,
+    /// By address and generation of a block.
+    roots_of: HashMap<(Logical, Generation), Arc<[u64]>>,
     visits: u64,
     visits_max: u64,
 }
+
+/// A block that a reference was found in: its address, and its generation.
+type LeafId = (Logical, Generation);
 
 enum Parent {
     Root,
@@ -126,37 +136,13 @@ impl<'a> Backrefs<'a> {
         if !data.tree.is_subvolume() {
             return Ok(ControlFlow::Continue(()));
         }
-        let forest = self.filesystem.forest();
-        // No leaf that is freed from here on is reused before the search ends.
-        let _epoch = forest.enter_read_epoch();
-        let Some(tree) = forest.tree(data.tree)? else {
-            return Ok(ControlFlow::Continue(()));
-        };
-        let from = self.first_key_left(data.tree)?;
-        let (mut found, mut items_left) = (Vec::new(), data.count);
-        let mut cursor = tree.cursor();
         // `offset` is the file offset minus the offset into the extent, and may be negative.
         let start = if data.offset > u64::MAX / 2 { 0 } else { data.offset };
-        let end = data.offset.wrapping_add(FILE_BYTES_MAX);
-        cursor.seek(&Key::new(data.ino.0, ItemType::EXTENT_DATA, start).max(from))?;
-        while let Some((key, bytes)) = cursor.item_parts() {
-            if key.objectid != data.ino.0
-                || key.item_type != ItemType::EXTENT_DATA
-                || key.offset >= end
-                || items_left == 0
-            {
-                break;
-            }
-            self.visit(1)?;
-            if let Some(extent_ref) = extent_ref(extent, key, bytes)
-                && extent_ref.file_offset.wrapping_sub(extent_ref.extent_offset) == data.offset
-                && let Some((leaf, _)) = cursor.position()
-            {
-                let is_counted = leaf.owner() == data.tree && !by_leaf.contains(&leaf.logical());
-                items_left -= u32::from(is_counted);
-                found.push((leaf.logical(), extent_ref));
-            }
-            cursor.advance()?;
+        let first = Key::new(data.ino.0, ItemType::EXTENT_DATA, start);
+        let (mut found, mut items_left, mut next) = (Vec::new(), data.count, Some(first));
+        while let Some(from) = next.take() {
+            next =
+                self.batch_in_tree(extent, data, (from, by_leaf), &mut items_left, &mut found)?;
         }
         for (leaf, extent_ref) in found {
             if self.report(leaf, extent_ref, each)?.is_break() {
@@ -166,12 +152,55 @@ impl<'a> Backrefs<'a> {
         Ok(ControlFlow::Continue(()))
     }
 
+    /// Finds items of a reference from a key on. Returns where the search goes on, unless it is
+    /// over. A search of many leaves must not keep the space that commits free meanwhile.
+    fn batch_in_tree(
+        &mut self,
+        extent: &ExtentRecord,
+        data: DataRef,
+        (from, by_leaf): (Key, &HashSet<Logical>),
+        items_left: &mut u32,
+        found: &mut Vec<(LeafId, ExtentRef)>,
+    ) -> Result<Option<Key>> {
+        let forest = self.filesystem.forest();
+        // No leaf that is freed from here on is reused before the batch ends.
+        let _epoch = forest.enter_read_epoch();
+        let Some(tree) = forest.tree(data.tree)? else { return Ok(None) };
+        let Some(left) = self.first_key_left(data.tree)? else { return Ok(None) };
+        let mut cursor = tree.cursor();
+        let end = data.offset.wrapping_add(FILE_BYTES_MAX);
+        cursor.seek(&from.max(left))?;
+        for _ in 0..ITEMS_PER_BATCH {
+            let Some((key, bytes)) = cursor.item_parts() else { return Ok(None) };
+            if key.objectid != data.ino.0
+                || key.item_type != ItemType::EXTENT_DATA
+                || key.offset >= end
+                || *items_left == 0
+            {
+                return Ok(None);
+            }
+            self.visit(1)?;
+            if let Some(extent_ref) = extent_ref(extent, key, bytes)
+                && extent_ref.file_offset.wrapping_sub(extent_ref.extent_offset) == data.offset
+                && let Some((leaf, _)) = cursor.position()
+            {
+                let is_counted = leaf.owner() == data.tree && !by_leaf.contains(&leaf.logical());
+                *items_left = items_left.saturating_sub(is_counted.into());
+                found.push(((leaf.logical(), leaf.generation()), extent_ref));
+            }
+            cursor.advance()?;
+        }
+        Ok(cursor.key())
+    }
+
     /// Returns the first key whose leaf is not freed: in a subvolume that is being deleted, nodes
-    /// still name the leaves before it.
-    fn first_key_left(&self, tree: TreeId) -> Result<Key> {
+    /// still name the leaves before it. `None` if the deletion has ended.
+    fn first_key_left(&self, tree: TreeId) -> Result<Option<Key>> {
         let root = self.filesystem.forest().root_item(tree)?;
-        let deleted = root.filter(|(_, root)| root.refs() == 0);
-        Ok(deleted.map_or(Key::MIN, |(_, root)| Key::from(&root.raw().drop_progress)))
+        Ok(root.map(|(_, root)| match root.refs() {
+            0 => Key::from(&root.raw().drop_progress),
+            _ => Key::MIN,
+        }))
     }
 
     /// Follows a reference by leaf.
@@ -189,7 +218,7 @@ impl<'a> Backrefs<'a> {
                 continue;
             }
             if let Some(extent_ref) = extent_ref(extent, key, bytes)
-                && self.report(leaf, extent_ref, each)?.is_break()
+                && self.report((leaf, block.generation()), extent_ref, each)?.is_break()
             {
                 return Ok(ControlFlow::Break(()));
             }
@@ -199,7 +228,7 @@ impl<'a> Backrefs<'a> {
 
     fn report(
         &mut self,
-        leaf: Logical,
+        leaf: LeafId,
         extent_ref: ExtentRef,
         each: &mut impl FnMut(ExtentRef) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
@@ -212,22 +241,26 @@ impl<'a> Backrefs<'a> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Returns the subvolumes whose trees contain a block.
-    fn roots_of(&mut self, block: Logical) -> Result<Arc<[u64]>> {
+    /// Returns the subvolumes whose trees contain a block. There are none if it was freed, and its
+    /// space is another block's now.
+    fn roots_of(&mut self, block: LeafId) -> Result<Arc<[u64]>> {
         if let Some(known) = self.roots_of.get(&block) {
             return Ok(Arc::clone(known));
         }
         let mut roots = BTreeSet::new();
         let mut seen = HashSet::new();
-        let mut pending = vec![block];
+        let mut pending = vec![block.0];
+        // No block that is freed from here on is reused before the ascent ends.
+        let _epoch = self.filesystem.forest().enter_read_epoch();
         while let Some(at) = pending.pop() {
             if !seen.insert(at) {
                 continue;
             }
             self.visit(1)?;
-            // The space of the block is not reused between the look and the read.
-            let _epoch = self.filesystem.forest().enter_read_epoch();
             let Some(record) = ExtentRecord::at(&self.extent_tree, at)? else { continue };
+            if at == block.0 && record.generation != block.1 {
+                continue;
+            }
             let references = record.references(&self.extent_tree, self.visits_max)?;
             self.visit(length(references.len()))?;
             for reference in references {
@@ -264,7 +297,7 @@ impl<'a> Backrefs<'a> {
         // Blocks of the running transaction are not on a device yet.
         let block = block_of(record).map(|expected| tree.block(&expected)).transpose()?;
         let Some(first) = block.and_then(|block| block.key(0)) else { return Ok(Parent::None) };
-        let path = tree.path(&first)?;
+        let path = tree.path(&first, record.level.unwrap_or(0))?;
         self.visit(length(path.len()))?;
         let above = path.iter().zip(path.iter().skip(1)).find(|(_, below)| **below == record.start);
         Ok(above.map_or(Parent::None, |(node, _)| Parent::Node(*node)))

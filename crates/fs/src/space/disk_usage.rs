@@ -35,6 +35,16 @@ impl DiskUsage {
         self.shared.extend_from_slice(&other.shared);
     }
 
+    /// Counts an extent that a mounted volume has told of: an address, or a compressed extent and
+    /// an offset into its uncompressed bytes. All are in bytes.
+    pub fn add_extent(&mut self, start: u64, compressed: Option<u64>, bytes: u64, shared: bool) {
+        let (compressed, start) = match compressed {
+            Some(offset) => (Some(Logical(start)), offset),
+            None => (None, start),
+        };
+        self.count(SharedRange { compressed, start, end: start.saturating_add(bytes) }, shared);
+    }
+
     /// Returns the bytes of the shared extents ("Set shared"), each byte counted once for all
     /// files.
     pub fn set_shared_bytes(&self) -> u64 {

@@ -51,19 +51,18 @@ impl Filesystem {
         left
     }
 
-    /// As [`Filesystem::clean_subvolumes_while`], for a thread that is not to wait: while another
-    /// thread frees subvolumes, returns those that are left.
+    /// As [`Filesystem::clean_subvolumes_while`], for a thread that is not to wait. Returns whether
+    /// something is left: so it is while another thread frees subvolumes, which may not see what is
+    /// requested meanwhile.
     pub(crate) fn clean_subvolumes_unless_another(
         &self,
         goes_on: &dyn Fn() -> bool,
-    ) -> Result<Vec<u64>> {
+    ) -> Result<bool> {
         let write_state = self.may_begin()?;
-        let Some(cleaning) = write_state.cleaning.try_lock() else {
-            return self.deleted_subvolumes();
-        };
+        let Some(cleaning) = write_state.cleaning.try_lock() else { return Ok(true) };
         let left = self.clean_all(write_state, goes_on);
         drop(cleaning);
-        left
+        Ok(!left?.is_empty())
     }
 
     /// The caller frees alone (law 3).

@@ -21,7 +21,8 @@
 //!    the compression property of the root of the subvolume that it is made in, not of its
 //!    directory.
 //! 6. The quota groups of a new subvolume are checked before the commit changes anything. Where
-//!    quotas are off, they are ignored, as in the kernel.
+//!    quotas are off, they are ignored, as in the kernel. With simple quotas, a subvolume without
+//!    any is in the groups of the subvolume that it is made in.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::inheritance::Inheritance;
@@ -48,6 +49,9 @@ use butternut_tree::{AtCommit, Tree};
 use std::sync::Arc;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U32, U64};
+
+/// Items whose blocks a new subvolume may add: three blocks, as in the kernel.
+const SUBVOLUME_ITEMS: u32 = 9;
 
 /// Whether a snapshot can be written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,7 +209,7 @@ impl Filesystem {
         let index = next_index(&subvolume, &parent, &mut state)?;
         let id = match new.id {
             Some(id) => id,
-            None => write_state.allocate_subvolume(&self.forest().root_tree())?,
+            None => write_state.allocate_subvolume(self.forest())?,
         };
         let (uuid, now) = (new_uuid()?, write_state.clock.now());
         let origin = Origin { uuid, now };
@@ -213,8 +217,19 @@ impl Filesystem {
         let mut uuids = vec![(ItemType::UUID_SUBVOL, uuid)];
         uuids.extend(new.received.map(|received| (ItemType::UUID_RECEIVED_SUBVOL, received)));
         let uuid_tree = UuidTree::of(self.forest(), &uuids);
-        let relations = u64::try_from(new.qgroups.len()).unwrap_or(u64::MAX);
-        let changes = new.changes.saturating_add(relations);
+        let inside = TreeId(dir.subvolume);
+        let relations = match new.qgroups.len() {
+            0 => self.forest().inherited_qgroups(inside).len(),
+            given => given,
+        };
+        let relations = u64::try_from(relations).unwrap_or(u64::MAX);
+        // Half of the changes are those of nested subvolumes, which have the relations.
+        let nested = relations.saturating_mul((new.changes / 2).saturating_add(1));
+        let changes = new.changes.saturating_add(nested);
+        // As in the kernel, the subvolume that the new one is made in must have room for its
+        // blocks: they count for its groups.
+        let is_charged = self.forest().has_simple_quotas();
+        let hold = is_charged.then(|| self.hold_quota(inside, SUBVOLUME_ITEMS)).transpose()?;
         self.forest().commit_many(changes, |at_commit| -> Result<()> {
             if let Some(id) = at_commit.missing_qgroup(&new.qgroups) {
                 return Err(Error::NoQuotaGroup { id });
@@ -222,8 +237,9 @@ impl Filesystem {
             make(at_commit, &entry)?;
             add_entry(at_commit, &entry, &mut parent_inode)?;
             uuid_tree.add(at_commit, &uuids, entry.id)?;
-            Ok(at_commit.include_new_subvolume(entry.id, &new.qgroups)?)
+            Ok(at_commit.include_new_subvolume(entry.id, inside, &new.qgroups)?)
         })?;
+        drop(hold);
         state.next_index = index.checked_add(1);
         parent.set(parent_inode);
         Ok(id.0)

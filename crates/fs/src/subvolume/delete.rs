@@ -15,12 +15,22 @@ use crate::names::unlink::may_lose_entry;
 use crate::subvolume::uuid_tree::UuidTree;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Filesystem, Result};
-use butternut_format::key::ItemType;
+use butternut_format::inode::Inode;
+use butternut_format::key::{ItemType, Key};
 use butternut_format::root::RootItem;
 use butternut_format::units::{Ino, TreeId};
 use butternut_format::uuid::Uuid;
 use butternut_names::{self as names, Moment, OldName, OldTarget, SubvolumePair};
 use butternut_tree::{ReservationLevel, TreeError};
+
+/// The subvolume that a caller wants to delete: that of a name in each case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Any,
+    Id(u64),
+    /// One without entries.
+    Empty,
+}
 
 impl Filesystem {
     /// Deletes the subvolume of a name, with everything in it, and returns its id. The deletion is
@@ -33,7 +43,7 @@ impl Filesystem {
     /// [`Error::NotPermitted`] if it is the default subvolume or is being sent, or it or the
     /// directory is immutable or append-only; [`Error::Busy`] if it is the root of this handle.
     pub fn delete_subvolume(&self, dir: FileId, name: &[u8]) -> Result<u64> {
-        self.delete_named(dir, name, None)
+        self.delete_named(dir, name, Wanted::Any)
     }
 
     /// Deletes the subvolume of a name as [`Filesystem::delete_subvolume`] does, if it is the one
@@ -43,10 +53,19 @@ impl Filesystem {
     /// As of [`Filesystem::delete_subvolume`]; [`Error::NotFound`] if the name is another
     /// subvolume's by now.
     pub fn delete_subvolume_of_id(&self, dir: FileId, name: &[u8], id: u64) -> Result<()> {
-        self.delete_named(dir, name, Some(id)).map(drop)
+        self.delete_named(dir, name, Wanted::Id(id)).map(drop)
     }
 
-    fn delete_named(&self, dir: FileId, name: &[u8], wanted: Option<u64>) -> Result<u64> {
+    /// Deletes the subvolume of a name as [`Filesystem::delete_subvolume`] does, if nothing is in
+    /// it: that is rmdir(2).
+    ///
+    /// # Errors
+    /// As of [`Filesystem::delete_subvolume`]; [`Error::NotEmpty`].
+    pub(crate) fn delete_empty_subvolume(&self, dir: FileId, name: &[u8]) -> Result<()> {
+        self.delete_named(dir, name, Wanted::Empty).map(drop)
+    }
+
+    fn delete_named(&self, dir: FileId, name: &[u8], wanted: Wanted) -> Result<u64> {
         let write_state = self.may_begin()?;
         check_name(name)?;
         self.open_before_exclusion(write_state, dir)?;
@@ -69,7 +88,7 @@ impl Filesystem {
         &self,
         write_state: &WriteState,
         (dir, name): (FileId, &[u8]),
-        wanted: Option<u64>,
+        wanted: Wanted,
     ) -> Result<u64> {
         let subvolume = self.writable_subvolume(write_state, dir)?;
         let parent = self.entry_of(write_state, dir)?;
@@ -77,13 +96,18 @@ impl Filesystem {
         if !id.is_subvolume_root() || id == dir {
             return Err(Error::InvalidArgument { what: "it is no subvolume" });
         }
-        if wanted.is_some_and(|wanted| wanted != id.subvolume) {
+        if let Wanted::Id(wanted) = wanted
+            && wanted != id.subvolume
+        {
             return Err(Error::NotFound);
         }
         let id = TreeId(id.subvolume);
+        let root_inode = self.inode(FileId::root_of(id.0))?;
+        if wanted == Wanted::Empty {
+            self.require_empty_root(id, &root_inode)?;
+        }
         let root = self.deletable(id)?;
         write_state.sent.require_none(id.0)?;
-        let root_inode = self.inode(FileId::root_of(id.0))?;
         // What cannot be written back is lost to open files, and must not prevent the deletion.
         drop(self.write_back_open_files(write_state, id.0));
         // None of its files is merged once it is deleted (law 2).
@@ -120,6 +144,21 @@ impl Filesystem {
         self.shared.source.forget_errors_in_tree(id);
         drop(alone);
         Ok(id.0)
+    }
+
+    /// Refuses a subvolume with entries in its root directory. That includes entries that only
+    /// their hash finds.
+    fn require_empty_root(&self, id: TreeId, root: &Inode) -> Result<()> {
+        let dir = FileId::root_of(id.0);
+        let tree = self.tree_of(dir)?;
+        let mut cursor = tree.scan();
+        cursor.seek(&Key::new(dir.ino, ItemType::DIR_ITEM, 0))?;
+        let first = cursor.item_parts().map(|(key, _)| key);
+        let has_entry = first.is_some_and(|key| {
+            key.objectid == dir.ino
+                && matches!(key.item_type, ItemType::DIR_ITEM | ItemType::DIR_INDEX)
+        });
+        if root.size > 0 || has_entry { Err(Error::NotEmpty) } else { Ok(()) }
     }
 
     /// Returns the root item of a subvolume that may be deleted.

@@ -139,12 +139,12 @@ impl Filesystem {
         at: (FileId, &[u8]),
         access: SnapshotAccess,
     ) -> Result<Vec<(u64, u64)>> {
-        let top = write_state.allocate_subvolume(&self.forest().root_tree())?;
+        let top = write_state.allocate_subvolume(self.forest())?;
         let mut nested = Vec::with_capacity(links.len());
         let steps_left = Cell::new(STEPS_MAX);
         for link in links {
             let link = self.place_of(link, &steps_left)?;
-            let id = write_state.allocate_subvolume(&self.forest().root_tree())?;
+            let id = write_state.allocate_subvolume(self.forest())?;
             let origin = Origin { uuid: new_uuid()?, now: write_state.clock.now() };
             let mut uuids = vec![(ItemType::UUID_SUBVOL, origin.uuid)];
             let received = self.received_uuid(link.child.0, access)?;
@@ -160,6 +160,8 @@ impl Filesystem {
         let changes = u64::try_from(nested.len()).unwrap_or(u64::MAX).saturating_mul(2);
         let changes = changes.saturating_add(1);
         let new = NewSubvolume { id: Some(top), received, changes, qgroups: Vec::new() };
+        // What is in it inherits the same quota groups.
+        let inside = TreeId(at.0.subvolume);
         let id = self.add_subvolume(write_state, at, &new, &mut |at_commit, top| {
             let generation = at_commit.generation();
             at_commit.snapshot(TreeId(source), top.id, |root| {
@@ -175,6 +177,7 @@ impl Filesystem {
             for nested in &nested {
                 let parent = copies.get(&nested.link.parent).ok_or(Error::NotFound)?;
                 replace_placeholder(at_commit, *parent, nested)?;
+                at_commit.include_new_subvolume(nested.id, inside, &[])?;
                 uuid_tree.add(at_commit, &nested.uuids, nested.id)?;
             }
             Ok(())

@@ -2,7 +2,7 @@
 
 use crate::volume::{TestVolume, names, new};
 use butternut::{Filesystem, MountOptions};
-use butternut_mkfs::{MkfsOptions, Profile};
+use butternut_mkfs::{BlockGroupFlags, MkfsOptions, Profile};
 
 fn open_without_commits(volume: &TestVolume) -> Filesystem {
     let options =
@@ -156,4 +156,73 @@ fn no_shrink_ends_a_volume() {
         fs.close().unwrap();
         volume.check();
     }
+}
+
+/// Returns for each chunk of data whether it is of profile dup.
+fn data_profiles(fs: &Filesystem) -> Vec<bool> {
+    let chunks = fs.inspect().chunks();
+    let data = chunks.iter().filter(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
+    data.map(|chunk| chunk.flags.contains(BlockGroupFlags::DUP)).collect()
+}
+
+/// A shrink may remove the only data group, which is empty. The data that is written later has as
+/// many copies as before.
+#[test]
+fn data_keeps_its_profile_when_a_shrink_removes_the_last_group() {
+    let options = MkfsOptions { data: Some(Profile::Dup), ..MkfsOptions::default() };
+    let volume = TestVolume::of(1 << 30, &options);
+    let fs = volume.open();
+    assert_eq!(data_profiles(&fs), [true]);
+    // No file has data yet. The data group lies behind those of the trees.
+    fs.resize(1, fs.size_min(1).unwrap()).unwrap();
+    fs.resize(1, 1 << 30).unwrap();
+    fs.sync().unwrap();
+    let file = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.open_file(file).unwrap().write_at(0, &vec![7; 8 << 20]).unwrap();
+    fs.sync().unwrap();
+    let found = data_profiles(&fs);
+    assert!(!found.is_empty() && found.iter().all(|is_dup| *is_dup), "{found:?}");
+    volume.reopen(fs);
+}
+
+/// A shrink that removes the last data group adds another one before the end, or is refused.
+#[test]
+fn a_shrink_replaces_the_last_group_of_a_profile_or_is_refused() {
+    let options = MkfsOptions { data: Some(Profile::Dup), ..MkfsOptions::default() };
+    let volume = TestVolume::of(1 << 30, &options);
+    let fs = volume.open();
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    for at in 0..20_u64 {
+        file.write_at(at << 23, &vec![7; 8 << 20]).unwrap();
+    }
+    drop(file);
+    fs.sync().unwrap();
+    assert!(data_profiles(&fs).len() > 1);
+    fs.unlink(fs.root(), b"file").unwrap();
+    // Commits remove all empty data groups but the newest.
+    for label in [b"a", b"b", b"c"] {
+        fs.set_label(label).unwrap();
+        fs.sync().unwrap();
+    }
+    assert_eq!(data_profiles(&fs), [true]);
+    let (mut bytes, mut replaced) = (fs.size_min(1).unwrap(), 0);
+    loop {
+        bytes -= 8 << 20;
+        if fs.resize(1, bytes).is_err() {
+            break;
+        }
+        replaced += 1;
+        fs.sync().unwrap();
+        assert_eq!(data_profiles(&fs), [true], "{bytes} bytes");
+    }
+    assert!(replaced > 0, "there is space before the newest group");
+    assert!(fs.is_writable());
+    assert_eq!(data_profiles(&fs), [true], "the refusal left it");
+    fs.resize(1, 1 << 30).unwrap();
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.open_file(id).unwrap().write_at(0, &vec![7; 8 << 20]).unwrap();
+    fs.sync().unwrap();
+    assert!(data_profiles(&fs).iter().all(|is_dup| *is_dup));
+    volume.reopen(fs);
 }

@@ -1,7 +1,7 @@
 //! Clones: what a range that shares the extents of another reads, what later writes to either file
 //! do, and which requests are refused. Each volume is checked with all its checksums.
 
-use crate::volume::{TestVolume, make};
+use crate::volume::{TestVolume, make, new};
 use butternut::queue::{IoFlags, QueueOptions};
 use butternut::{
     Allocate, AttributeFlags, Compress, Dedupe, Error, ExtentKind, File, Filesystem, MountOptions,
@@ -628,4 +628,31 @@ fn a_file_of_a_volume_that_is_open_for_reading_is_another_file_with_the_same_id(
     assert_reads(&target, &[7; 5000]);
     drop((source, target));
     to.reopen(fs);
+}
+
+#[test]
+fn the_limit_of_references_of_one_extent_makes_no_abandoned_change_durable() {
+    let volume = TestVolume::new();
+    // As `Transaction::open_to_delete`.
+    let options =
+        MountOptions::default().read_only(false).commit_seconds(0).commits_for_space(true);
+    let open = || Filesystem::open_devices(volume.devices(), &options).unwrap();
+    let fs = open();
+    let file = fs.create_path(b"shared", &new(0o644)).unwrap();
+    file.write_at(0, &[7; 4096]).unwrap();
+    for block in 1..6000 {
+        file.clone_range(block * 4096, &file, 0, 4096).unwrap();
+    }
+    drop(file);
+    fs.close().unwrap();
+
+    let fs = open();
+    fs.unlink(fs.root(), b"shared").unwrap();
+    // As a command that fails at its next argument.
+    fs.abandon();
+    drop(fs);
+
+    let fs = open();
+    assert_eq!(fs.open_path(b"shared").unwrap().len(), 6000 * 4096);
+    drop(volume.reopen(fs));
 }

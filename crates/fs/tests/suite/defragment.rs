@@ -30,6 +30,15 @@ fn block(seed: u64, number: u64) -> Vec<u8> {
     word.to_le_bytes().into_iter().cycle().take(4096).collect()
 }
 
+/// Returns a function that returns bytes which do not compress.
+fn noise() -> impl FnMut(usize) -> u8 {
+    let mut state = 1_u64;
+    move |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    }
+}
+
 /// Writes blocks of a file in an order in which no two that follow each other are neighbours on
 /// disk. Returns the contents.
 fn fragment(file: &File, blocks: u64, seed: u64) -> Vec<u8> {
@@ -323,12 +332,7 @@ fn data_that_does_not_compress_is_joined_and_then_left() {
     let volume = volume();
     let fs = volume.open();
     let file = make(&fs, "file", 0);
-    let mut state = 1_u64;
-    let mut noise = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 56) as u8
-    };
-    let want: Vec<u8> = (0..64 * 4096).map(|_| noise()).collect();
+    let want: Vec<u8> = (0..64 * 4096).map(noise()).collect();
     for at in (0..64).rev() {
         file.write_direct(at * BLOCK, &want[at as usize * 4096..][..4096], Privileges::Keep)
             .unwrap();
@@ -635,32 +639,107 @@ fn a_part_with_a_pending_write_into_preallocated_space_is_written_again() {
     assert!(done.rewritten_bytes >= 8 * BLOCK, "{done:?}, asked {} times", calls.get());
 }
 
-/// Law 3: a reference that was added since the examination, also to what was in no tree then.
+/// Parts that are not written again hold nothing of a limit, also after their files were closed.
 #[test]
-fn a_pending_extent_that_is_cloned_after_it_was_examined_stays_shared() {
+fn what_is_left_as_it_is_takes_nothing_of_a_limit() {
+    const CLONES: u64 = 16;
+    /// Each part allocates 4 MiB, and its merge reserves about 25 KiB.
+    const ROOM: u64 = 6 << 20;
+    const WRITTEN: usize = (6 << 20) - (192 << 10);
+    let volume = volume();
+    let fs = volume.open();
+    let bytes: Vec<u8> = (0..4 << 20).map(noise()).collect();
+    let first = make(&fs, "first", 0);
+    first.write_direct(0, &bytes, Privileges::Keep).unwrap();
+    for number in 0..CLONES {
+        make(&fs, &number.to_string(), 0).clone_range(0, &first, 0, 0).unwrap();
+    }
+    assert!(fs.enable_quotas().unwrap());
+    fs.sync().unwrap();
+    let quotas = fs.quotas().unwrap().unwrap();
+    let group = quotas.groups.iter().find(|group| group.id.0 == 5).unwrap();
+    let limits = QgroupLimits { referenced: Some(group.usage.referenced + ROOM), exclusive: None };
+    fs.limit_qgroup(QgroupId(5), limits).unwrap();
+    let with = breaking().compressor(Compressor::new(Compression::Zstd));
+    for number in 0..CLONES {
+        let file = fs.open_path(number.to_string().as_bytes()).unwrap();
+        assert_eq!(file.defragment(&with).unwrap().rewritten_bytes, 0);
+    }
+    let other = make(&fs, "other", 0);
+    let more: Vec<u8> = bytes.iter().copied().cycle().take(WRITTEN).collect();
+    assert_eq!(other.write_direct(0, &more, Privileges::Keep).unwrap(), more.len());
+    drop((first, other));
+    drop(volume.reopen(fs));
+}
+
+/// Defragments new files, which `prepare` fills, and clones each of them at another call of the
+/// function that says whether to go on. Calls `begin` at the first call. Returns the number of
+/// calls. Both files are locked for a clone, so it is made before a part is written or behind that:
+/// in the end the clone shares every extent (law 3).
+fn clone_at_each_call(prepare: impl Fn(&Filesystem, &File), begin: impl Fn(&File)) -> u64 {
     let volume = volume();
     let options = MountOptions::default().read_only(false).commit_seconds(0);
     let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
-    let make = |name: &[u8]| fs.create_path(name, &new(0o644)).unwrap();
-    let (file, other) = (make(b"file"), make(b"other"));
-    file.write_at(0, &[1; 8192]).unwrap();
-    fs.sync().unwrap();
-    let calls = Cell::new(0);
-    let goes_on = || {
-        calls.set(calls.get() + 1);
-        match calls.get() {
-            // Before the examination: two pending extents that are not contiguous on disk.
-            1 => {
-                file.write_direct(4096, &[2; 4096], Privileges::Keep).unwrap();
-                file.write_direct(0, &[3; 4096], Privileges::Keep).unwrap();
+    let mut rewritten = 0;
+    for at in 1.. {
+        let names = [format!("file{at}"), format!("other{at}")];
+        let [file, other] = names.map(|name| fs.create_path(name.as_bytes(), &new(0o644)).unwrap());
+        prepare(&fs, &file);
+        let calls = Cell::new(0);
+        let goes_on = || {
+            calls.set(calls.get() + 1);
+            if calls.get() == 1 {
+                begin(&file);
             }
-            // After the examination, before the part is written.
-            2 => other.clone_range(0, &file, 0, 8192).unwrap(),
-            _ => {}
+            if calls.get() == at {
+                other.clone_range(0, &file, 0, 0).unwrap();
+                fs.sync().unwrap();
+            }
+            true
+        };
+        let done = file.defragment_while(&DefragmentOptions::default(), &goes_on).unwrap();
+        if calls.get() < at {
+            assert!(rewritten > 0, "a clone of what has been written again");
+            drop((file, other));
+            drop(volume.reopen(fs));
+            return calls.get();
         }
-        true
+        rewritten += done.rewritten_bytes;
+        fs.sync().unwrap();
+        let usage = fs.disk_usage(file.id()).unwrap();
+        assert_eq!(usage.exclusive_bytes, 0, "a clone at call {at}: {usage:?}, {done:?}");
+    }
+    unreachable!("a call ends");
+}
+
+#[test]
+fn a_clone_stays_shared_that_is_made_while_extents_are_examined() {
+    const EXTENTS: u64 = 8;
+    let fill = |fs: &Filesystem, file: &File| {
+        for number in (0..EXTENTS).rev() {
+            file.write_direct(number * BLOCK, &block(1, number), Privileges::Keep).unwrap();
+        }
+        // The extents are older than the last snapshot: a search tells whether they are shared.
+        let (source, access) = (file.id().subvolume, SnapshotAccess::ReadOnly);
+        fs.snapshot(source, fs.root(), b"snapshot", access).unwrap();
+        fs.delete_subvolume(fs.root(), b"snapshot").unwrap();
+        fs.clean_subvolumes().unwrap();
+        fs.sync().unwrap();
     };
-    let done = file.defragment_while(&DefragmentOptions::default(), &goes_on).unwrap();
-    assert!(calls.get() >= 2);
-    assert_eq!((done.rewritten_bytes, done.shared_bytes_left), (0, 8192), "{done:?}");
+    let calls = clone_at_each_call(fill, |_| ());
+    assert!(calls > EXTENTS + 2, "one call for each extent, and others: {calls}");
+}
+
+#[test]
+fn a_clone_of_pending_extents_stays_shared_that_is_made_after_they_were_examined() {
+    let fill = |fs: &Filesystem, file: &File| {
+        file.write_at(0, &[1; 8192]).unwrap();
+        fs.sync().unwrap();
+    };
+    // Before the examination: two pending extents that are not contiguous on disk.
+    let write = |file: &File| {
+        file.write_direct(4096, &[2; 4096], Privileges::Keep).unwrap();
+        file.write_direct(0, &[3; 4096], Privileges::Keep).unwrap();
+    };
+    clone_at_each_call(fill, write);
 }

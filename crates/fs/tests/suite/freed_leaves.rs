@@ -3,6 +3,7 @@
 
 use crate::volume::{TestVolume, new};
 use butternut::{Allocate, ExtentKind, Filesystem, MountOptions, SnapshotAccess};
+use butternut_mkfs::MkfsOptions;
 use std::cell::Cell;
 
 /// Opens a volume without a thread that commits or cleans.
@@ -87,4 +88,75 @@ fn an_address_leads_to_all_files_while_a_subvolume_with_its_items_is_freed() {
     fs.sync().unwrap();
     assert_eq!(owners(), before);
     drop(volume.reopen(fs));
+}
+
+/// The search goes up through a node whose first leaf is freed: nodes of 4 KiB make three levels.
+#[test]
+fn a_search_for_the_roots_of_a_node_reads_no_leaf_that_a_deletion_has_freed() {
+    const BLOCKS: u64 = 16384;
+    let options = MkfsOptions { node_bytes: Some(4096), ..MkfsOptions::default() };
+    let volume = TestVolume::of(512 << 20, &options);
+    let fs = open(&volume);
+    let root = fs.root();
+    let one = fs.create_subvolume(root, b"one", &new(0o755)).unwrap();
+    let file = fs.create_path(b"one/file", &new(0o644)).unwrap();
+    file.allocate(0..BLOCKS * 4096, Allocate::Extend).unwrap(); // E
+    fs.sync().unwrap();
+    let two = fs.snapshot(one, root, b"two", SnapshotAccess::ReadWrite).unwrap();
+    for block in (0..BLOCKS).step_by(2) {
+        file.write_at(block * 4096, &[7; 4096]).unwrap();
+    }
+    fs.sync().unwrap();
+    let of_two = fs.open_path(b"two/file").unwrap();
+    let whole = of_two.extents(0..4096).next().unwrap().unwrap();
+    let ExtentKind::Prealloc { logical } = whole.kind else { panic!("{whole:?}") };
+    drop((file, of_two));
+    // More leaves than one node of 4 KiB names: so the root is no parent of leaves.
+    assert!(fs.tree_stats(one).unwrap().levels > 2);
+    fs.delete_subvolume(root, b"one").unwrap();
+    // One step: about 20 of the (60 to 121) leaves below the first node.
+    let left = Cell::new(1_u32);
+    fs.clean_subvolumes_while(&|| left.replace(left.get().saturating_sub(1)) > 0).unwrap();
+    assert_eq!(fs.deleted_subvolumes().unwrap(), [one]);
+    fs.close().unwrap();
+    // The cache is empty, and what was freed has other contents.
+    let fs = open(&volume);
+    fs.trim(0).unwrap();
+    let owners = fs.owners_of_logical(logical, true).unwrap();
+    assert!(owners.iter().any(|owner| owner.subvolume == two), "{owners:?}");
+    assert!(owners.iter().any(|owner| owner.subvolume == one), "{owners:?}");
+    let errors: u64 =
+        fs.stats().devices.iter().map(|d| d.corruption_errors + d.generation_errors).sum();
+    assert_eq!(errors, 0, "a freed block was read and counted as damage");
+    drop(volume.reopen(fs));
+}
+
+#[test]
+fn the_shape_of_a_tree_that_is_being_deleted_is_that_of_what_is_left() {
+    const BLOCKS: u64 = 4096;
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    let root = fs.root();
+    let one = fs.create_subvolume(root, b"one", &new(0o755)).unwrap();
+    let file = fs.create_path(b"one/file", &new(0o644)).unwrap();
+    for block in (0..BLOCKS).step_by(2) {
+        file.write_at(block * 4096, &[7; 4096]).unwrap();
+    }
+    drop(file);
+    fs.sync().unwrap();
+    fs.delete_subvolume(root, b"one").unwrap();
+    let left = Cell::new(1_u32);
+    fs.clean_subvolumes_while(&|| left.replace(left.get().saturating_sub(1)) > 0).unwrap();
+    assert_eq!(fs.deleted_subvolumes().unwrap(), [one]);
+    fs.close().unwrap();
+    let fs = open(&volume);
+    fs.trim(0).unwrap();
+    // Either refuses it, or shows what is left; it is no damage.
+    match fs.tree_stats(one) {
+        Ok(_) | Err(butternut::Error::NotFound) => {}
+        Err(error) => panic!("{error:?}"),
+    }
+    let errors: u64 =
+        fs.stats().devices.iter().map(|d| d.corruption_errors + d.generation_errors).sum();
+    assert_eq!(errors, 0);
 }

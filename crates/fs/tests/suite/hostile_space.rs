@@ -392,3 +392,37 @@ fn leftover_checksums_of_free_space_are_replaced() {
         assert!(left.iter().all(|found| !found.contains("overlap")), "{left:?}");
     }
 }
+
+#[test]
+fn a_wrong_number_of_free_runs_does_not_change_how_they_are_stored() {
+    let volume = TestVolume::new();
+    let is_free_space = |block: &[u8]| owner(block) == FREE_SPACE_TREE;
+    let crafted = volume.with_leaves(|block| {
+        is_free_space(block)
+            && rewrite(block, |items| {
+                for (key, data) in items {
+                    if key.item_type == ItemType::FREE_SPACE_INFO {
+                        data[..4].copy_from_slice(&u32::MAX.to_le_bytes());
+                    }
+                }
+            })
+    });
+    let fs = crafted.open();
+    fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.close().unwrap();
+    let (mut bitmaps, mut right) = (0, 0);
+    crafted.with_leaves(|block| {
+        is_free_space(block)
+            && rewrite(block, |items| {
+                for (key, data) in items {
+                    bitmaps += usize::from(key.item_type == ItemType::FREE_SPACE_BITMAP);
+                    let is_info = key.item_type == ItemType::FREE_SPACE_INFO;
+                    right += usize::from(is_info && data[..4] != u32::MAX.to_le_bytes());
+                    // Something is to change.
+                    data.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+                }
+            })
+    });
+    assert_eq!(bitmaps, 0);
+    assert!(right > 0, "no group was written again");
+}

@@ -14,7 +14,7 @@ use butternut_check::CheckOptions;
 use std::cell::Cell;
 use std::fmt::Write;
 
-fn open(image: &KernelImage) -> Filesystem {
+pub(crate) fn open(image: &KernelImage) -> Filesystem {
     let options = MountOptions::default().read_only(false).commit_seconds(0);
     let devices: Vec<DevicePath> = image.devices.iter().map(DevicePath::from).collect();
     Filesystem::open(&devices, &options).unwrap()
@@ -56,7 +56,10 @@ fn judge(image: &KernelImage, when: &str) {
     run("btrfs", &["subvolume", "sync", &root]);
     let before = shown(&root);
     run("btrfs", &["quota", "rescan", "-w", &root]);
-    assert_eq!(before, shown(&root), "{when}: before a rescan, and after it");
+    // Where it has gone on with a deletion, its numbers of that subvolume may be left over.
+    if !is_half_deleted || !before.contains("<stale>") {
+        assert_eq!(before, shown(&root), "{when}: before a rescan, and after it");
+    }
     drop(mount);
     if is_half_deleted {
         count(&path, when);
@@ -64,8 +67,8 @@ fn judge(image: &KernelImage, when: &str) {
 }
 
 /// Checks a volume here, which counts what the kernel counts, also where a deletion is half done.
-fn check_here(path: &str, when: &str) {
-    let device = butternut_check::open_device(path.as_ref(), 0, false).unwrap();
+pub(crate) fn check_here(path: &str, when: &str) {
+    let device = butternut_check::open_device(path.as_ref(), 0, None, false).unwrap();
     let report = butternut_check::check(vec![device], &CheckOptions::default()).unwrap();
     let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
     assert!(findings.is_empty() && report.notes.is_empty(), "{when}: {findings:?} {report:?}");
@@ -94,21 +97,21 @@ fn count(path: &str, when: &str) {
     assert!(different.is_empty() && !numbers.is_empty(), "{when}: {different}\n{report}");
 }
 
-fn subvolume(filesystem: &Filesystem, path: &str) -> u64 {
+pub(crate) fn subvolume(filesystem: &Filesystem, path: &str) -> u64 {
     let id = filesystem.resolve(path.as_bytes(), Follow::Last).unwrap();
     assert!(id.is_subvolume_root(), "{path}");
     id.subvolume
 }
 
-fn group(level: u16, number: u64) -> QgroupId {
+pub(crate) fn group(level: u16, number: u64) -> QgroupId {
     QgroupId::of(level, number).unwrap()
 }
 
-fn new() -> NewInode {
+pub(crate) fn new() -> NewInode {
     NewInode { permissions: 0o644, umask: 0, uid: 1000, gid: 100 }
 }
 
-fn write(filesystem: &Filesystem, path: &str, at: u64, bytes: &[u8]) {
+pub(crate) fn write(filesystem: &Filesystem, path: &str, at: u64, bytes: &[u8]) {
     let file = filesystem.open_path(path.as_bytes());
     let file = file.unwrap_or_else(|_| filesystem.create_path(path.as_bytes(), &new()).unwrap());
     file.write_at(at, bytes).unwrap();
@@ -184,7 +187,7 @@ fn every_write_path_is_accounted_for() {
 }
 
 /// Pseudorandom numbers with a seed.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
     fn below(&mut self, count: u64) -> u64 {
@@ -208,20 +211,24 @@ impl Dice {
 }
 
 /// A volume that is changed at random: its subvolumes, "." for the top level.
-struct History {
+pub(crate) struct History {
     dice: Dice,
     subvolumes: Vec<String>,
     count: u64,
 }
 
 impl History {
+    pub(crate) fn new(dice: Dice, subvolumes: Vec<String>) -> Self {
+        Self { dice, subvolumes, count: 0 }
+    }
+
     fn file(&mut self) -> String {
         let number = self.dice.below(12);
         format!("{}/file{number}", self.dice.of(&self.subvolumes))
     }
 
     /// Makes one change. One that the state of the volume forbids is left out.
-    fn step(&mut self, filesystem: &Filesystem) {
+    pub(crate) fn step(&mut self, filesystem: &Filesystem) {
         let (one, other) = (self.file(), self.file());
         let at = self.dice.below(40) * 4096;
         let opened = |path: &str| {
@@ -311,7 +318,7 @@ fn random_histories_are_accounted_for() {
             btrfs quota rescan -w . > /dev/null";
         let image = KernelImage::make(1, &["--nodesize", node_size], "", script);
         let subvolumes = vec![".".to_owned(), "sub0".to_owned()];
-        let mut history = History { dice: Dice(seed), subvolumes, count: 0 };
+        let mut history = History::new(Dice(seed), subvolumes);
         let rounds = if is_long { 6 } else { 2 };
         for round in 0..rounds {
             let filesystem = open(&image);
@@ -339,7 +346,7 @@ btrfs qgroup limit -e 3M 1/1 .
 ";
 
 /// Writes new files of `bytes` bytes until one is refused. Returns how many were written.
-fn fill(filesystem: &Filesystem, dir: &str, name: &str, bytes: usize) -> u64 {
+pub(crate) fn fill(filesystem: &Filesystem, dir: &str, name: &str, bytes: usize) -> u64 {
     for number in 0..100_000 {
         let path = format!("{dir}/{name}{number}");
         let file = match filesystem.create_path(path.as_bytes(), &new()) {
@@ -358,7 +365,7 @@ fn fill(filesystem: &Filesystem, dir: &str, name: &str, bytes: usize) -> u64 {
 }
 
 /// The usage and the limit of the group of a subvolume, or of another group.
-fn referenced(filesystem: &Filesystem, id: u64) -> (u64, u64) {
+pub(crate) fn referenced(filesystem: &Filesystem, id: u64) -> (u64, u64) {
     let quotas = filesystem.quotas().unwrap().unwrap();
     let group = quotas.groups.iter().find(|group| group.id.0 == id).unwrap();
     (group.usage.referenced, group.usage.exclusive)

@@ -40,6 +40,7 @@ mod kernel_many_snapshots;
 mod kernel_quota;
 mod kernel_references;
 mod kernel_send;
+mod kernel_simple_quota;
 mod kernel_subvolumes;
 mod kernel_writes;
 mod lanes;

@@ -192,7 +192,7 @@ fn a_volume_may_begin_at_an_offset_of_an_image() {
             std::os::unix::fs::FileExt::write_all_at(&file, chunk, offset).unwrap();
         }
     }
-    let device = DevicePath { path, offset: 3 << 20 };
+    let device = DevicePath { path, offset: 3 << 20, bytes: None };
     let filesystem = Filesystem::open(&[device], &MountOptions::default()).unwrap();
     assert!(filesystem.resolve(b"a/b/file", Follow::Last).is_ok());
 }

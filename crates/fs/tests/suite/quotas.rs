@@ -565,3 +565,111 @@ fn an_address_with_items_in_leaves_of_two_owners_leads_to_all_files() {
         assert!(owners.iter().any(|o| o.subvolume == id && o.offset == at), "{id}: {owners:?}");
     }
 }
+
+/// A subvolume is deleted whose extents another one still refers to: its group stays. Its number
+/// was the highest, so after an open it is free again (xfstests btrfs/331; Linux 6.10, "qgroup id
+/// collision across mounts").
+#[test]
+fn a_new_subvolume_does_not_get_the_group_of_a_deleted_one() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_simple_quotas().unwrap());
+    let root = fs.root();
+    let keeper = fs.create_subvolume(root, b"keeper", &new(0o755)).unwrap();
+    let gone = fs.create_subvolume(root, b"gone", &new(0o755)).unwrap();
+    let all = QgroupId::of(1, 1).unwrap();
+    fs.create_qgroup(all).unwrap();
+    fs.assign_qgroup(QgroupId(keeper), all).unwrap();
+    let limits = QgroupLimits { referenced: Some(2 << 20), exclusive: None };
+    fs.limit_qgroup(QgroupId(gone), limits).unwrap();
+    let source = fs.create_path(b"gone/file", &new(0o644)).unwrap();
+    source.write_all_at(0, &vec![1; 1 << 20]).unwrap();
+    let clone = fs.create_path(b"keeper/clone", &new(0o644)).unwrap();
+    clone.clone_range(0, &source, 0, 0).unwrap();
+    drop((source, clone));
+    fs.delete_subvolume(root, b"gone").unwrap();
+    fs.clean_subvolumes().unwrap();
+    fs.close().unwrap();
+
+    let fs = open(&volume);
+    let later = fs.create_subvolume(FileId::root_of(keeper), b"new", &new(0o755)).unwrap();
+    let used = |id: QgroupId| {
+        let groups = fs.quotas().unwrap().unwrap().groups;
+        let group = groups.into_iter().find(|group| group.id == id).unwrap();
+        (group.usage.referenced, group.limits)
+    };
+    // It has one block, and no limit.
+    assert_eq!(used(QgroupId(later)), (16384, QgroupLimits::default()));
+    assert_ne!(later, gone, "its group counts what the deleted subvolume has allocated");
+    fs.unlink(FileId::root_of(keeper), b"clone").unwrap();
+    fs.sync().unwrap();
+    assert!(fs.quota_error().is_none(), "{:?}", fs.quota_error());
+    let before = fs.quotas().unwrap().unwrap().groups;
+    fs.rescan_quotas().unwrap();
+    assert_eq!(before, fs.quotas().unwrap().unwrap().groups);
+    drop(volume.reopen(fs));
+}
+
+/// Linux before the change "treat all extents of the enabling transaction as coming before squotas"
+/// (6.7 to 6.18) writes the generation of the enabling commit as `enable_gen`, and does not count
+/// the tree blocks of that commit. When they are freed, less is left than nothing.
+#[test]
+fn blocks_of_the_commit_in_which_the_kernel_has_enabled_simple_quotas_can_be_freed() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    for number in 0..2000 {
+        fs.create_path(format!("sub/file{number}").as_bytes(), &new(0o644)).unwrap();
+    }
+    // The same commit writes the leaves of these files.
+    assert!(fs.enable_simple_quotas().unwrap());
+    let limits = QgroupLimits { referenced: Some(1 << 20), exclusive: None };
+    fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+    fs.close().unwrap();
+    let volume = with_items(&volume, 8, |kind, data| {
+        if kind == 240 {
+            let since = u64::from_le_bytes(data[32..40].try_into().unwrap());
+            data[32..40].copy_from_slice(&(since - 1).to_le_bytes());
+        }
+        kind == 240
+    });
+    let fs = open(&volume);
+    for number in 0..2000 {
+        let name = format!("file{number}");
+        fs.unlink(FileId::root_of(sub), name.as_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
+    assert!(fs.quota_error().is_none(), "{:?}", fs.quota_error());
+    // The limit still holds.
+    let file = fs.create_path(b"sub/new", &new(0o644)).unwrap();
+    let written = file.write_all_at(0, &vec![1; 4 << 20]);
+    assert!(written.is_err_and(|error| error.errno() == 122), "4 MiB below a limit of 1 MiB");
+    drop(file);
+    drop(volume.reopen(fs)); // The usage is that of the extents.
+}
+
+/// What the kernel makes of it: its numbers wrap, and it takes them as signed ones
+/// (`qgroup_check_limits`), so writes succeed.
+#[test]
+fn usage_that_the_kernel_has_taken_below_zero_refuses_no_write() {
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    assert!(fs.enable_simple_quotas().unwrap());
+    let sub = fs.create_subvolume(fs.root(), b"sub", &new(0o755)).unwrap();
+    let limits = QgroupLimits { referenced: Some(8 << 20), exclusive: None };
+    fs.limit_qgroup(QgroupId(sub), limits).unwrap();
+    fs.close().unwrap();
+    let volume = with_items(&volume, 8, |kind, data| {
+        if kind == 242 {
+            for at in [8, 16, 24, 32] {
+                data[at..at + 8].copy_from_slice(&0_u64.wrapping_sub(16384).to_le_bytes());
+            }
+        }
+        kind == 242
+    });
+    let fs = open(&volume);
+    // Fails before the mend: EDQUOT.
+    fs.create_path(b"sub/file", &new(0o644)).unwrap().write_all_at(0, &[1; 5000]).unwrap();
+    fs.sync().unwrap();
+    drop(volume.reopen(fs));
+}
