@@ -5,11 +5,12 @@
 //! | `negotiation` | INIT |
 //! | `names` | LOOKUP, FORGET, creating, renaming and removing names |
 //! | `attributes` | GETATTR, SETATTR, STATX, STATFS |
-//! | `xattrs` | extended attributes |
+//! | `xattrs` | extended attributes, SYNCFS |
 //! | `listing` | OPENDIR, READDIR, READDIRPLUS, RELEASEDIR |
 //! | `open` | OPEN, RELEASE; the open file of a request |
 //! | `lane` | the path of file data: cached, uncached or direct |
-//! | `data` | READ, FALLOCATE, COPY_FILE_RANGE, FSYNC |
+//! | `data` | READ, FSYNC |
+//! | `range_changes` | FALLOCATE, COPY_FILE_RANGE |
 //! | `write` | WRITE |
 //! | `seek` | LSEEK |
 //! | `ioctl_defragment` | IOCTL: defragmentation of files |
@@ -20,8 +21,11 @@
 //! | `ioctl_volume` | IOCTL: label, trim, shutdown |
 //! | `ioctl_subvolume` | IOCTL: subvolumes and snapshots |
 //! | `unsent` | data that the kernel has cached and not sent |
+//! | `send_unsent` | which files may have such data, and replies that wait for it |
+//! | `volume_syncs` | syncs of the volume that wait for that |
 //! | `deferred` | replies that wait for the kernel's writeback, or take long |
 //! | `name_invalidations` | names that the kernel forgets |
+//! | `hidden_names` | names that programs do not see yet |
 //! | `user_calls` | how many deferred calls of users run at a time |
 //! | `access` | whether a caller may access a file, where the kernel has not checked it |
 //! | `caller` | groups and capabilities of a caller |
@@ -33,6 +37,7 @@ pub(crate) mod caller;
 mod checked_caller;
 mod data;
 mod deferred;
+pub(crate) mod hidden_names;
 mod interrupts;
 mod ioctl_defragment;
 mod ioctl_extents;
@@ -46,9 +51,12 @@ mod name_invalidations;
 mod names;
 pub(crate) mod negotiation;
 mod open;
+mod range_changes;
 mod seek;
+mod send_unsent;
 mod unsent;
 mod user_calls;
+mod volume_syncs;
 mod write;
 mod xattrs;
 
@@ -67,6 +75,7 @@ use crate::connection;
 use crate::connection::protocol::op;
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
+use crate::door::hidden_names::HiddenNames;
 use crate::errno::{Errno, ErrnoResult};
 use crate::handles::Handles;
 use crate::handles::open_cache::OpenCache;
@@ -128,7 +137,9 @@ pub(crate) struct Door {
     deferred: Mutex<Vec<JoinHandle<()>>, rank::DeferredThreads>,
     user_calls: user_calls::UserCalls,
     defragmentations: user_calls::UserCalls,
+    volume_syncs: volume_syncs::VolumeSyncs,
     name_invalidations: name_invalidations::NameInvalidations,
+    hidden_names: HiddenNames,
     interrupts: interrupts::Interrupts,
     /// An ioctl has shut the volume down: nothing is written any more.
     is_shut_down: Arc<AtomicBool>,
@@ -152,8 +163,12 @@ impl Door {
         device: Arc<OwnedFd>,
         device_number: Option<(u32, u32)>,
     ) -> Self {
+        let nodes = Arc::new(Nodes::new(filesystem.root()));
+        let name_invalidations = name_invalidations::NameInvalidations::default();
+        let hidden_names =
+            HiddenNames::new(Arc::clone(&nodes), &device, name_invalidations.clone());
         Self {
-            nodes: Arc::new(Nodes::new(filesystem.root())),
+            nodes,
             filesystem,
             handles: Handles::default(),
             open_cache: OpenCache::default(),
@@ -169,7 +184,9 @@ impl Door {
             deferred: Mutex::default(),
             user_calls: user_calls::UserCalls::default(),
             defragmentations: user_calls::UserCalls::of_long_calls(),
-            name_invalidations: name_invalidations::NameInvalidations::default(),
+            volume_syncs: volume_syncs::VolumeSyncs::default(),
+            name_invalidations,
+            hidden_names,
             interrupts: interrupts::Interrupts::default(),
             is_shut_down: Arc::default(),
         }
@@ -199,6 +216,10 @@ impl Door {
             op::IOCTL => return self.ioctl(request, reply),
             op::WRITE => return self.write(request, reply),
             op::STATFS => return self.statfs(request, reply),
+            op::GETXATTR => return self.xattr(request, reply),
+            op::SYNCFS => return self.sync_filesystem(request),
+            op::FALLOCATE => return self.allocate(request, reply),
+            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => return self.copy_range(request, reply),
             op::FORGET | op::BATCH_FORGET => {
                 self.forget(request)?;
                 return Ok(Outcome::NoReply);
@@ -244,13 +265,7 @@ impl Door {
                 self.destroy();
                 Ok(())
             }
-            // The kernel drops the result where the caller is sync(2), so a loss of file data is
-            // left for the sync of the file and for the unmount.
-            op::SYNCFS => Ok(self.filesystem.syncfs()?),
-            op::FALLOCATE => self.allocate(request),
-            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => self.copy_range(request, reply),
             op::SETXATTR => self.set_xattr(request),
-            op::GETXATTR => self.xattr(request, reply),
             op::LISTXATTR => self.xattr_names(request, reply),
             op::REMOVEXATTR => self.remove_xattr(request),
             op::OPENDIR => self.open_directory(request, reply),
@@ -289,6 +304,11 @@ impl Door {
         }
     }
 
+    /// Returns the names that programs do not see yet.
+    pub(crate) fn hidden_names(&self) -> HiddenNames {
+        self.hidden_names.clone()
+    }
+
     /// Returns whether the mount is synchronous.
     pub(crate) fn synchronous(&self) -> Synchronous {
         self.options.is_synchronous.clone()
@@ -314,6 +334,8 @@ impl Door {
         for call in self.user_calls.end().into_iter().chain(self.defragmentations.end()) {
             call(Err(Errno::EIO));
         }
+        // No caller is left, and the close commits.
+        drop(self.volume_syncs.end());
         let deferred = deferred.into_inner();
         if deferred.iter().any(|thread| !thread.is_finished()) {
             // What was written is not to wait for them. The close returns the errors.

@@ -42,6 +42,7 @@ pub use connection::mount_xattrs::{
     DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_DONE, SYNC_SHUT_DOWN, SYNC_XATTR,
 };
 pub use door::Report;
+pub use door::hidden_names::{HiddenName, HiddenNames};
 pub use options::{Caching, Options, Synchronous};
 pub use session::{
     BLOCK_BYTES, ClonedMount, DetachOutcome, DetachedMount, DeviceMount, FuseError, MountAttempt,

@@ -46,6 +46,7 @@ use butternut::{Error, FileId, Filesystem};
 use butternut_sys::mounts::Mount;
 
 use crate::connection;
+use crate::door::hidden_names::HiddenNames;
 use crate::door::{Door, DoorOptions, Report};
 use crate::errno::ErrnoResult;
 use crate::options::{Options, Synchronous};
@@ -376,6 +377,11 @@ impl Serving {
     /// Returns whether the mount is synchronous, for the program that remounts it.
     pub fn synchronous(&self) -> Synchronous {
         self.door.synchronous()
+    }
+
+    /// Returns the names that programs do not see yet, for the program that makes them.
+    pub fn hidden_names(&self) -> HiddenNames {
+        self.door.hidden_names()
     }
 
     /// Waits until the mount is gone, then commits and closes the filesystem and its devices.

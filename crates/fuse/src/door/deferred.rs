@@ -7,10 +7,13 @@
 //!
 //! 1. The kernel writes back pages only as a part of dropping them. On a mount that writes through,
 //!    no page may be dropped while a write(2) that has changed it is not applied (`unsent`). The
-//!    inode lock of the kernel excludes write(2) during LSEEK, a change of inode flags, and a
-//!    synchronous WRITE that bypasses its cache. During an asynchronous one, no handle writes
-//!    through the cache (law 1 of `handles`), unless the program has set `O_DIRECT` by fcntl(2).
+//!    inode lock of the kernel excludes write(2) during LSEEK, a change of inode flags or of a
+//!    range, and a synchronous WRITE that bypasses its cache. An asynchronous one may hold no lock,
+//!    and may come from a handle that does not bypass the cache (law 1 of `handles`). So it drops
+//!    the pages of its own range only: programs that write the same bytes both ways at the same
+//!    time order that.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -147,16 +150,15 @@ impl Door {
         }
     }
 
-    /// Makes the kernel drop its pages of the request's file at some later time: it cannot drop a
-    /// page before the request about that page is answered. Without a free thread the kernel keeps
-    /// them.
-    pub(super) fn invalidate_pages_deferred(&self, request: &Request<'_>) {
+    /// Makes the kernel drop pages of the request's file at some later time: it cannot drop a page
+    /// before the request about that page is answered. Without a free thread the kernel keeps them.
+    pub(super) fn invalidate_range_deferred(&self, request: &Request<'_>, pages: Range<u64>) {
         let (device, node) = (Arc::clone(request.device), request.header.nodeid);
-        let work = move || connection::invalidate_pages(&device, node);
+        let work = move || connection::invalidate_page_range(&device, node, &pages);
         self.spawn_deferred(work).unwrap_or_default();
     }
 
-    fn spawn_deferred(&self, work: impl FnOnce() + Send + 'static) -> ErrnoResult<()> {
+    pub(super) fn spawn_deferred(&self, work: impl FnOnce() + Send + 'static) -> ErrnoResult<()> {
         let run = move || {
             // The new thread inherits the CPU affinity of a leader.
             affinity::reset_affinity();

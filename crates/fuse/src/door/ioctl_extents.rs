@@ -16,17 +16,20 @@
 //!    time are limited ([`user_calls`](crate::door::user_calls)).
 //! 5. Data that the kernel has cached and not sent is newer than what is compared and shared; it is
 //!    written over that when it is sent. A fiemap with the flag `SYNC` makes the kernel send it.
-//! 6. The flag of shared extents is not set: finding out costs a search for each extent.
+//! 6. The flag of shared extents is set only for a caller that wants it: finding out costs a search
+//!    for each extent, and may need a commit. Such a fiemap goes on behind the end of the file, and
+//!    its first reserved word has the offset into a compressed extent.
 //! 7. As in the kernel, the address of a compressed extent is that of its beginning, whichever part
 //!    of it the file refers to.
 
 use std::iter::Peekable;
 use std::sync::Arc;
 
+use butternut::server::FileExt;
 use butternut::{Compression, Dedupe, Extent, ExtentKind, FileId, FileKind, Filesystem};
 use butternut_sys::extent_calls::{
-    EXTENT_DELALLOC, EXTENT_ENCODED, EXTENT_INLINE, EXTENT_LAST, EXTENT_UNKNOWN, EXTENT_UNWRITTEN,
-    EXTENTS_MAX, RANGE_DIFFERS, SIZED_DEDUPE, SIZED_FIEMAP,
+    EXTENT_DELALLOC, EXTENT_ENCODED, EXTENT_INLINE, EXTENT_LAST, EXTENT_SHARED, EXTENT_UNKNOWN,
+    EXTENT_UNWRITTEN, EXTENTS_MAX, RANGE_DIFFERS, SHARING, SIZED_DEDUPE, SIZED_FIEMAP,
 };
 
 use crate::connection::protocol::{DedupeRange, Fiemap, FiemapExtent, IoctlIn, IoctlOut};
@@ -65,7 +68,7 @@ impl Door {
 
     fn fiemap(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let map: Fiemap = request.take()?;
-        if map.flags & !SYNC != 0 || map.length == 0 {
+        if map.flags & !(SYNC | SHARING) != 0 || map.length == 0 {
             return Err(Errno::EINVAL);
         }
         let id = self.regular_file(request)?;
@@ -75,6 +78,10 @@ impl Door {
         let device = Arc::clone(request.device);
         self.reply_deferred_to_user(request, REPLY_BYTES, move |reply| {
             unsent.write_back(&device)?;
+            if map.flags & SHARING != 0 {
+                let extents = extents_with_sharing(&filesystem, id, &map)?;
+                return push_extents(reply, map, &extents);
+            }
             let mut extents = extents(&filesystem, id, &map)?;
             let is_buffered = |extent: &FiemapExtent| extent.flags & EXTENT_DELALLOC != 0;
             if map.flags & SYNC != 0 && extents.iter().any(is_buffered) {
@@ -170,6 +177,35 @@ fn extents(filesystem: &Filesystem, id: FileId, map: &Fiemap) -> ErrnoResult<Vec
         found.push(described(&extent, all.peek().is_none()));
     }
     Ok(found)
+}
+
+/// As [`extents`], with the flags of law 6.
+fn extents_with_sharing(
+    filesystem: &Filesystem,
+    id: FileId,
+    map: &Fiemap,
+) -> ErrnoResult<Vec<FiemapExtent>> {
+    let file = filesystem.open_file(id)?;
+    let count = usize::try_from(map.count).unwrap_or(EXTENTS_MAX).min(EXTENTS_MAX);
+    let mut found = file.extents_with_sharing(map.start, count)?;
+    let is_buffered = |(extent, _): &(Extent, bool)| extent.kind == ExtentKind::Buffered;
+    if map.flags & SYNC != 0 && found.iter().any(is_buffered) {
+        file.sync_data()?;
+        found = file.extents_with_sharing(map.start, count)?;
+    }
+    let flagged = |(extent, is_shared): (Extent, bool)| {
+        let mut described = described(&extent, false);
+        if is_shared {
+            described.flags |= EXTENT_SHARED;
+        }
+        if let ExtentKind::Regular { extent_offset, .. } = extent.kind
+            && described.flags & EXTENT_ENCODED != 0
+        {
+            described.reserved64[0] = extent_offset;
+        }
+        described
+    };
+    Ok(found.into_iter().map(flagged).collect())
 }
 
 /// Returns the next extent that begins before an offset.

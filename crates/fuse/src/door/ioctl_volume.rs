@@ -3,7 +3,7 @@
 //! | call | caller | effect |
 //! |---|---|---|
 //! | `FS_IOC_GETFSLABEL` | any caller | returns the label |
-//! | `FS_IOC_SETFSLABEL` | `CAP_SYS_ADMIN` | sets the label, and commits it |
+//! | `FS_IOC_SETFSLABEL` | `CAP_SYS_ADMIN`, a writable mount | sets the label, and commits it |
 //! | `FITRIM` | `CAP_SYS_ADMIN` | discards free space |
 //! | `FS_IOC_SHUTDOWN` | `CAP_SYS_ADMIN` | modes 0 and 1 commit first, mode 2 does not |
 //!
@@ -95,9 +95,10 @@ impl Door {
         let bytes = request.data(LABEL_BYTES)?;
         let end = bytes.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;
         let label = bytes[..end].to_vec();
-        let filesystem = self.filesystem.clone();
+        let (caller, filesystem) = (self.checked_caller(request), self.filesystem.clone());
         // Programs such as blkid(8) read the label from the device as soon as the call returns.
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+            caller.may_change()?;
             filesystem.set_label(&label)?;
             filesystem.sync()?;
             reply.push(&IoctlOut::default())

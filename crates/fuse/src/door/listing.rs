@@ -126,6 +126,10 @@ impl Door {
                 // Law 4.
                 Err(_) => break,
             };
+            if self.hidden_names.has(dir, &entry.name) {
+                last = entry.cookie;
+                continue;
+            }
             let added = if is_plus {
                 self.add_plus(reply, bytes_max, &entry)
             } else {

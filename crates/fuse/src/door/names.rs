@@ -21,13 +21,17 @@ const PERMISSIONS: u32 = 0o7777;
 impl Door {
     pub(super) fn lookup(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
         let parent = self.node(request)?;
+        let name = request.name()?;
         // The kernel looks up dots when it has only a node id (NFS export).
-        let found = match request.name()? {
+        let found = match name {
             b"." => Ok(parent),
             b".." => self.filesystem.parent(parent),
             name => self.filesystem.lookup(parent, name),
         };
         match found {
+            // After the lookup: the entry of a subvolume that is not complete exists only while its
+            // name is hidden.
+            _ if self.hidden_names.has(parent, name) => Err(Errno::ENOENT),
             Ok(id) => self.entry(id, reply),
             Err(Error::NotFound) => reply.push(&attr::negative_entry()),
             Err(error) => Err(error.into()),

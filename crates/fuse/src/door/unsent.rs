@@ -1,8 +1,8 @@
 //! Data that the kernel has cached and not sent: writes in write-back mode, and stores to mappings.
 //!
-//! Owns the decision which files may have such data, and makes the kernel send it. A caller that
-//! needs the data in the filesystem (a snapshot, a commit before the end of the mount) writes it
-//! back first. The kernel does that only as a part of dropping the pages:
+//! Makes the kernel send it; which files may have such data is decided in `send_unsent`. A caller
+//! that needs the data in the filesystem (a snapshot, a sync of the volume, a commit before the end
+//! of the mount) writes it back first. The kernel does that only as a part of dropping the pages:
 //! `FUSE_NOTIFY_INVAL_INODE`, which does not take its inode lock.
 //!
 //! 1. Worker threads must serve the WRITE requests meanwhile, so no worker waits here: its reply
@@ -16,12 +16,17 @@
 //!    its page, unlocks it, and sends it then. If the page was dropped in between, a reader would
 //!    fill it with the old bytes, which then stay, and a store to a mapping of the page would write
 //!    them back over the write. Such a mount has no unsent writes. It may have unsent stores to
-//!    mappings, and a program that needs them in a snapshot calls msync(2) before.
+//!    mappings, and a program that needs them in a snapshot, or in a sync of the volume, calls
+//!    msync(2) before.
 //! 5. Where the mount ends, they are sent on every mount: afterwards they would be lost, and no
 //!    reader comes.
 //! 6. The kernel does not repeat a WRITE request that fails, as on a full volume: the data is lost.
 //!    A caller learns of every loss of the files that it needs during its call, and where the mount
 //!    ends, of all files.
+//!
+//! With write-back caching, the kernel writes through the pages of a write(2) that removes a
+//! set-user-id bit. Law 4 concerns the one write that removes it: a sync of the volume or a
+//! snapshot at the same time may leave its pages stale.
 //!
 //! A request for which the kernel holds its inode lock excludes write(2), so it may drop the pages
 //! of its file on every mount (`deferred`).
@@ -34,10 +39,8 @@ use std::sync::Arc;
 use butternut::FileId;
 
 use crate::connection;
-use crate::door::Door;
 use crate::errno::{Errno, ErrnoResult};
 use crate::handles::fills::Fills;
-use crate::options::Caching;
 
 /// The end of all offsets of a file.
 const OFFSETS_END: u64 = i64::MAX.cast_unsigned();
@@ -60,6 +63,11 @@ struct UnsentFile {
 }
 
 impl UnsentData {
+    /// Adds a file: its node, and its fills.
+    pub(super) fn add(&mut self, id: FileId, node: u64, fills: Arc<Fills>) {
+        self.files.push(UnsentFile { id, node, fills });
+    }
+
     /// Returns those of some subvolumes.
     pub(super) fn of_subvolumes(mut self, subvolumes: &HashSet<u64>) -> Self {
         self.files.retain(|file| subvolumes.contains(&file.id.subvolume));
@@ -70,6 +78,17 @@ impl UnsentData {
     pub(super) fn of_file(mut self, id: FileId) -> Self {
         self.files.retain(|file| file.id == id);
         self
+    }
+
+    /// Returns that of the files of both.
+    pub(super) fn join(mut self, other: Self) -> Self {
+        let known: HashSet<FileId> = self.files.iter().map(|file| file.id).collect();
+        self.files.extend(other.files.into_iter().filter(|file| !known.contains(&file.id)));
+        self
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.files.is_empty()
     }
 
     /// Makes the kernel write back its dirty pages of the files, and waits for that.
@@ -98,39 +117,6 @@ fn pieces() -> impl Iterator<Item = Range<u64>> {
         end = piece.start;
         Some(piece)
     })
-}
-
-impl Door {
-    /// Lists the files that may have unsent writes (law 4).
-    pub(super) fn unsent_data(&self) -> UnsentData {
-        if self.options.caching == Caching::WriteThrough {
-            return UnsentData::default();
-        }
-        self.unsent_data_at_end()
-    }
-
-    /// Lists the files that may have unsent data, for a mount that ends (law 5).
-    pub(super) fn unsent_data_at_end(&self) -> UnsentData {
-        let open = self.handles.open_for_write().into_iter();
-        let file = |(id, fills)| UnsentFile { id, node: self.nodes.node_id(id), fills };
-        UnsentData { files: open.map(file).collect() }
-    }
-
-    /// Makes the kernel send the unsent writes of all files, and waits for that.
-    ///
-    /// # Errors
-    /// As of [`UnsentData::write_back`].
-    pub(crate) fn send_unsent_data(&self) -> ErrnoResult<()> {
-        self.unsent_data().write_back(&self.device)
-    }
-
-    /// Makes the kernel send all unsent data of a mount that ends, and waits for that.
-    ///
-    /// # Errors
-    /// As of [`UnsentData::write_back`].
-    pub(crate) fn send_unsent_data_at_end(&self) -> ErrnoResult<()> {
-        self.unsent_data_at_end().write_back(&self.device)
-    }
 }
 
 #[cfg(test)]

@@ -24,6 +24,10 @@
 //!    invalidation waits for those pages. A write beyond that bound is applied at once and its
 //!    pages are invalidated after it: until then a reader may see the old pages, and a page of a
 //!    mapping that was dirtied meanwhile overwrites the write.
+//! 6. A write through the cache unlocks its page before the kernel sends it. A store to the same
+//!    bytes, made before the write(2) returns, may be sent by the kernel's writeback and be applied
+//!    first; then the write takes effect after the store. Programs that change the same bytes both
+//!    ways at the same time order that by themselves.
 //!
 //! [`fills`]: crate::handles::fills
 
@@ -55,8 +59,9 @@ use crate::options::Caching;
 const ROUNDS_MAX: u32 = 4;
 const PAGE_BYTES: u64 = 4096;
 
-/// Maximum number of writes that wait for invalidations: a third of the background requests.
-const INVALIDATIONS_MAX: u64 = BACKGROUND_MAX as u64 / 3;
+/// Maximum number of writes and range changes that wait for invalidations: a third of the
+/// background requests.
+pub(super) const INVALIDATIONS_MAX: u64 = BACKGROUND_MAX as u64 / 3;
 
 /// A WRITE request without its data.
 struct WriteRequest {
@@ -106,12 +111,13 @@ impl Door {
         let slot = ThreadSlot::begin(&self.invalidating_writes, INVALIDATIONS_MAX);
         let Some(slot) = slot else {
             let applied = write.apply(transfer.offset, bytes);
-            self.invalidate_pages_deferred(request);
+            self.invalidate_range_deferred(request, stale.pages);
             WriteRequest::put_reply(applied?, reply)?;
             return Ok(Outcome::Reply);
         };
         let bytes = bytes.to_vec();
-        self.reply_after_writeback(request, size_of::<WriteOut>(), move |reply| {
+        // Only the pages of the write: the kernel may hold no inode lock (law 1 of `deferred`).
+        self.reply_deferred(request, size_of::<WriteOut>(), move |reply| {
             let _slot = slot;
             WriteRequest::put_reply(write.apply_after_invalidation(stale, &bytes)?, reply)
         })
@@ -129,7 +135,8 @@ impl Door {
         let (file, offset) = (&write.open.file, write.transfer.offset);
         let unchanged = file.unchanged_below_end(offset, bytes).or_else(|error| {
             // Deferred, because the kernel has locked the page until this request is answered.
-            self.invalidate_pages_deferred(request);
+            let all = 0..u64::MAX;
+            self.invalidate_range_deferred(request, all);
             let is_of_mapping = matches!(error, Error::NotPermitted { .. })
                 && !self.handles.has_unrestricted_writer(file.id());
             if is_of_mapping { Ok(bytes.len()) } else { Err(error) }
@@ -226,7 +233,7 @@ impl WriteRequest {
 }
 
 /// Returns the end of the first half of a range, page-aligned and at least one page long.
-fn half(of: &Range<u64>) -> u64 {
+pub(super) fn half(of: &Range<u64>) -> u64 {
     let middle = (of.start + (of.end - of.start) / 2) / PAGE_BYTES * PAGE_BYTES;
     let first_end = (of.start / PAGE_BYTES + 1) * PAGE_BYTES;
     middle.max(first_end).min(of.end)

@@ -1,7 +1,8 @@
-//! Extended attributes, and the four that the mount itself answers.
+//! Extended attributes, and the four that the mount itself answers; SYNCFS.
 
 use butternut::server::FilesystemExt;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use butternut::{SetAttributes, SetXattr};
@@ -14,13 +15,17 @@ use crate::connection::protocol::{
 };
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
-use crate::door::{Door, caller};
+use crate::door::unsent::UnsentData;
+use crate::door::{Door, Outcome, caller};
 use crate::errno::{Errno, ErrnoResult};
 
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 
 const PROCESS_NAMESPACE: &str = "/proc/self/ns/pid";
+
+/// Bytes that the reply about the sync attribute needs at most.
+const SYNC_REPLY_BYTES: usize = 64;
 
 const SET_GROUP_ID: u32 = 0o2000;
 
@@ -33,34 +38,89 @@ impl Door {
         self.has_long_setxattr.store(has, Ordering::Relaxed);
     }
 
-    pub(super) fn xattr(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
+    pub(super) fn xattr(
+        &self,
+        request: &mut Request<'_>,
+        reply: &mut Reply,
+    ) -> ErrnoResult<Outcome> {
         let get: GetxattrIn = request.take()?;
         let name = request.name()?;
+        if name == SYNC_XATTR.as_bytes() {
+            return self.sync_volume(get.size, request, reply);
+        }
+        self.push_xattr(get.size, name, request, reply).map(|()| Outcome::Reply)
+    }
+
+    fn push_xattr(
+        &self,
+        size: u32,
+        name: &[u8],
+        request: &Request<'_>,
+        reply: &mut Reply,
+    ) -> ErrnoResult<()> {
         if name == DAEMON_XATTR.as_bytes() {
-            return reply.push_xattr(get.size, std::process::id().to_string().as_bytes());
+            return reply.push_xattr(size, std::process::id().to_string().as_bytes());
         }
         if name == PROCESS_NAMESPACE_XATTR.as_bytes() {
             let namespace = std::fs::metadata(PROCESS_NAMESPACE).map_err(|_| Errno::EIO)?;
-            return reply.push_xattr(get.size, namespace.ino().to_string().as_bytes());
-        }
-        if name == SYNC_XATTR.as_bytes() {
-            // A loss of file data is returned once to the user that mounted, or to root, because
-            // they unmount by this attribute. Other users do not take it from them.
-            if caller::is_owner_of_mount(&request.header) {
-                self.filesystem.sync_unreported()?;
-            } else {
-                self.filesystem.sync_and_keep_errors()?;
-            }
-            let value = if self.is_shut_down() { SYNC_SHUT_DOWN } else { SYNC_DONE };
-            return reply.push_xattr(get.size, value);
+            return reply.push_xattr(size, namespace.ino().to_string().as_bytes());
         }
         if name == LOST_XATTR.as_bytes() {
             let lost = self.lost_writes.load(Ordering::Relaxed);
-            return reply.push_xattr(get.size, lost.to_string().as_bytes());
+            return reply.push_xattr(size, lost.to_string().as_bytes());
         }
         kind_of(name)?;
         let value = self.filesystem.xattr(self.node(request)?, name)?;
-        reply.push_xattr(get.size, &value)
+        reply.push_xattr(size, &value)
+    }
+
+    /// Commits everything, with what the kernel has not sent of it (`unsent`). A caller that has
+    /// made the kernel send it, by syncfs(2), knows only that some WRITE requests are queued: FUSE
+    /// does not let syncfs(2) wait for them, and another worker may serve this request first.
+    fn sync_volume(
+        &self,
+        size: u32,
+        request: &Request<'_>,
+        reply: &mut Reply,
+    ) -> ErrnoResult<Outcome> {
+        let filesystem = self.filesystem.clone();
+        let is_shut_down = Arc::clone(&self.is_shut_down);
+        // A loss of file data is returned once to the user that mounted, or to root, because they
+        // unmount by this attribute. Other users do not take it from them.
+        let is_owner = caller::is_owner_of_mount(&request.header);
+        let sync = move |sent: ErrnoResult<()>, reply: &mut Reply| {
+            if is_owner {
+                filesystem.sync_unreported()?;
+            } else {
+                filesystem.sync_and_keep_errors()?;
+            }
+            sent?;
+            let is_shut_down = is_shut_down.load(Ordering::Acquire);
+            reply.push_xattr(size, if is_shut_down { SYNC_SHUT_DOWN } else { SYNC_DONE })
+        };
+        let unsent = if self.is_shut_down() { UnsentData::default() } else { self.unsent_data() };
+        if unsent.is_empty() {
+            return sync(Ok(()), reply).map(|()| Outcome::Reply);
+        }
+        self.reply_after_unsent(request, SYNC_REPLY_BYTES, unsent, sync);
+        Ok(Outcome::NoReply)
+    }
+
+    /// Commits everything for syncfs(2) and sync(2), with what the kernel has not sent (`unsent`):
+    /// neither waits for that (Linux 6.18). The kernel drops the result where the caller is
+    /// sync(2), so a loss of file data is left for the sync of the file and for the unmount.
+    pub(super) fn sync_filesystem(&self, request: &Request<'_>) -> ErrnoResult<Outcome> {
+        let unsent = self.unsent_data();
+        if unsent.is_empty() {
+            self.filesystem.syncfs()?;
+            return Ok(Outcome::Reply);
+        }
+        let filesystem = self.filesystem.clone();
+        self.reply_after_unsent(request, 0, unsent, move |sent, _| {
+            filesystem.syncfs()?;
+            sent
+        });
+        Ok(Outcome::NoReply)
     }
 
     pub(super) fn xattr_names(

@@ -1,5 +1,5 @@
-//! Fills of the kernel's page cache for one open file, which order them against writes that bypass
-//! that cache.
+//! Fills of the kernel's page cache for one open file, which order them against writes and other
+//! changes that bypass that cache.
 //!
 //! Before the kernel sends a write that bypasses its page cache, it writes back and drops the pages
 //! of the range. A reader or a page fault can fill a page again after that and before the write is
@@ -13,11 +13,14 @@
 //!   fill recorded --> the kernel invalidates the pages
 //! ```
 //!
-//! 1. While any handle may bypass the cache, a fill is recorded before its bytes are read.
+//! 1. While any handle may bypass the cache, a fill is recorded before its bytes are read. Once a
+//!    range was changed below the cache, all fills of the file are recorded.
 //! 2. A write that bypasses the cache is applied only while no fill of its pages is recorded. A
 //!    fill that begins meanwhile is recorded and waits until the write has been applied.
 //! 3. A fill is forgotten when an invalidation of its pages ends that began after the fill was
 //!    recorded. The kernel has then written back and dropped the pages.
+//!    Before a change of a range, the kernel does not drop the pages. So pages that were filled
+//!    before the recording count as filled for changes, until they were invalidated once.
 //! 4. An invalidation waits for pages that are being filled, so a thread that serves no requests
 //!    waits for it. Fills wait only for writes that are being applied, and those wait for neither
 //!    fills nor invalidations.
@@ -50,6 +53,9 @@ pub(crate) struct Fills {
 #[derive(Default)]
 struct State {
     recorded: RecordedRanges,
+    /// Pages that the cache may hold from before the recording; `None` as long as that is all of
+    /// them. Only changes look at them: the kernel has dropped the pages of a write.
+    unrecorded: Option<RecordedRanges>,
     /// Byte ranges of the writes that are being applied, page-aligned.
     writes: Vec<Range<u64>>,
 }
@@ -112,19 +118,32 @@ impl Fills {
     }
 
     /// Begins to apply a write that bypasses the cache. Fails where pages must be invalidated
-    /// first.
+    /// first. The kernel may hold no inode lock, so these are pages of the write only: one that a
+    /// write(2) has just changed must not be dropped.
     pub(crate) fn begin_write(&self, bytes: Range<u64>) -> Result<ApplyingWrite<'_>, StalePages> {
         let mut state = self.state();
         if !self.is_recording.swap(true, Ordering::SeqCst) {
             // A program set O_DIRECT by fcntl(2) after it opened the file: earlier fills were not
             // recorded.
             state.recorded.add(0..u64::MAX);
-            return Err(StalePages { pages: 0..u64::MAX, before: state.recorded.next });
         }
         self.try_write(state, whole_pages(bytes))
     }
 
-    /// Begins to apply a write after the kernel has dropped the pages of `dropped`.
+    /// As [`Self::begin_write`], for a change before which the kernel has written the pages back
+    /// and kept them.
+    pub(crate) fn begin_change(&self, bytes: Range<u64>) -> Result<ApplyingWrite<'_>, StalePages> {
+        let mut state = self.state();
+        self.is_recording.store(true, Ordering::SeqCst);
+        let pages = whole_pages(bytes);
+        let unrecorded = state.unrecorded.get_or_insert_with(RecordedRanges::all);
+        if unrecorded.has(&pages) {
+            return Err(StalePages { pages, before: state.recorded.next });
+        }
+        self.try_write(state, pages)
+    }
+
+    /// Begins to apply a write or change after the kernel has dropped the pages of `dropped`.
     pub(crate) fn begin_write_after(
         &self,
         dropped: &StalePages,
@@ -132,6 +151,9 @@ impl Fills {
     ) -> Result<ApplyingWrite<'_>, StalePages> {
         let mut state = self.state();
         state.recorded.remove(&dropped.pages, dropped.before);
+        if let Some(unrecorded) = &mut state.unrecorded {
+            unrecorded.remove(&dropped.pages, u64::MAX);
+        }
         self.try_write(state, whole_pages(bytes))
     }
 
@@ -160,6 +182,12 @@ impl Drop for ApplyingWrite<'_> {
 }
 
 impl RecordedRanges {
+    fn all() -> Self {
+        let mut ranges = Self::default();
+        ranges.add(0..u64::MAX);
+        ranges
+    }
+
     fn add(&mut self, pages: Range<u64>) {
         if pages.is_empty() {
             return;
@@ -295,13 +323,29 @@ mod tests {
     }
 
     #[test]
-    fn without_recording_every_page_counts_as_filled() {
+    fn a_write_without_recording_drops_its_own_pages_only() {
         let fills = Fills::default();
         fills.begin_fill(0..PAGE);
-        let stale = fills.begin_write(0..8).err().unwrap();
-        assert_eq!(stale.pages, 0..u64::MAX);
-        drop(fills.begin_write_after(&stale, 0..8).ok().unwrap());
-        drop(fills.begin_write(1 << 40..1 << 41).ok().unwrap());
+        let stale = fills.begin_write(PAGE + 8..PAGE + 16).err().unwrap();
+        assert_eq!(stale.pages, PAGE..2 * PAGE, "the kernel may hold no inode lock");
+        drop(fills.begin_write_after(&stale, PAGE + 8..PAGE + 16).ok().unwrap());
+        assert!(fills.begin_write(0..8).is_err(), "it was filled before the recording");
+        assert!(fills.begin_write(1 << 40..1 << 41).is_err());
+    }
+
+    #[test]
+    fn a_change_counts_the_fills_from_before_the_recording() {
+        let fills = Fills::default();
+        // A page of a mapping, before another handle is opened with `O_DIRECT`.
+        fills.begin_fill(0..PAGE);
+        fills.start_recording();
+        let stale = fills.begin_change(8..16).err().unwrap();
+        assert_eq!(stale.pages, 0..PAGE);
+        drop(fills.begin_write_after(&stale, 8..16).ok().unwrap());
+        drop(fills.begin_change(0..PAGE).ok().unwrap());
+        assert!(fills.begin_change(PAGE..PAGE + 1).is_err());
+        // The kernel has dropped the pages of a write before it sent it.
+        drop(fills.begin_write(5 * PAGE..6 * PAGE).ok().unwrap());
     }
 
     #[test]
@@ -317,13 +361,11 @@ mod tests {
     }
     #[test]
     fn invalidations_split_ranges_no_further_than_the_limit() {
-        let fills = Fills::default();
-        let mut stale = fills.begin_write(0..1).err().unwrap();
-        drop(fills.begin_write_after(&stale, 0..1).ok().unwrap());
+        let fills = recording();
         fills.begin_fill(0..u64::MAX);
         for number in 0..3 * RANGES_MAX as u64 {
             let bytes = 2 * number * PAGE..2 * number * PAGE + 1;
-            stale = fills.begin_write(bytes.clone()).err().unwrap();
+            let stale = fills.begin_write(bytes.clone()).err().unwrap();
             drop(fills.begin_write_after(&stale, bytes).ok().unwrap());
             assert!(fills.state().recorded.ranges.len() <= RANGES_MAX);
             assert!(fills.begin_write((2 * number + 1) * PAGE..(2 * number + 2) * PAGE).is_err());
