@@ -25,6 +25,7 @@ pub mod recipe;
 pub mod recipes;
 pub mod rot;
 pub mod scratch;
+pub mod stopped;
 pub mod subjects;
 pub mod tool;
 pub mod trial;

@@ -35,7 +35,7 @@ pub fn open(image: &Image, view: &View) -> Result<Filesystem> {
     let devices: Vec<DevicePath> = image
         .paths_of(view)
         .into_iter()
-        .map(|path| DevicePath { path, offset: image.offset })
+        .map(|path| DevicePath { path, offset: image.offset, bytes: None })
         .collect();
     Filesystem::open(&devices, &options(view)).context("opening with the library")
 }

@@ -50,7 +50,7 @@ fn ours(recipe: &Recipe, view: &View) -> Result<()> {
 
 fn look(image: &Image, view: &View, threads: usize) -> Result<Report> {
     let paths = image.paths_of(view);
-    let devices = paths.iter().map(|path| open_device(path, image.offset, false));
+    let devices = paths.iter().map(|path| open_device(path, image.offset, None, false));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     let options = CheckOptions {
         check_data_csum: true,

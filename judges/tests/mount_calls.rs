@@ -1,10 +1,11 @@
-//! Ioctls of our mount for the whole volume: the label, discarding free space, shutting it down;
-//! and what statx(2) tells of a file: its flags, and its times in their order.
+//! Calls of our mount for the whole volume: the label, discarding free space, shutting it down, a
+//! sync; and what statx(2) tells of a file: its flags, and its times in their order.
 
 use anyhow::{Result, ensure};
+use butternut_judges::kernel_mount::{KernelMount, MountHow};
 use butternut_judges::our_volume::OurVolume;
 use butternut_judges::subjects::Mounted;
-use butternut_judges::{command, kept, tool, trial};
+use butternut_judges::{command, kept, stopped, tool, trial};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags, open, statx};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -52,6 +53,9 @@ fn main() -> ExitCode {
     for (name, options) in [("default", ""), ("writeback", "writeback"), ("uncached", "uncached")] {
         trials.push(trial::trial(&format!("shutdown::{name}"), move || {
             a_shutdown_keeps_durable_data(options)
+        }));
+        trials.push(trial::trial(&format!("sync::{name}"), move || {
+            a_sync_covers_what_programs_have_written(options)
         }));
         trials.push(trial::trial(&format!("flags::{name}"), move || {
             flags_are_shown_and_change_the_ctime(options)
@@ -205,6 +209,33 @@ fn times_of_new_files_are_in_order(options: &str) -> Result<()> {
         ensure!(btime <= mtime && mtime <= ctime, "{number}: {btime:?}, {mtime:?}, {ctime:?}");
     }
     volume.unmount()
+}
+
+/// The files stay open, so that no close(2) sends what the kernel has cached of them.
+fn a_sync_covers_what_programs_have_written(options: &str) -> Result<()> {
+    const FILES: usize = 24;
+    let mut volume = ours(options)?;
+    let root = volume.root()?.to_path_buf();
+    let content = |number: usize| vec![u8::try_from(number + 1).unwrap_or(0); 4 * MIB];
+    let name = |number: usize| format!("file-{number}");
+    let write = |number: usize| -> Result<File> {
+        let mut file = File::create(root.join(name(number)))?;
+        file.write_all(&content(number))?;
+        Ok(file)
+    };
+    let files: Vec<File> = (0..FILES).map(write).collect::<Result<_>>()?;
+    command::run(&["filesystem".into(), "sync".into(), root.clone().into()])?;
+    let dir = tempfile::tempdir_in(kept::scratch())?;
+    let copy = dir.path().join("copy.img");
+    stopped::copy_image(volume.process()?, volume.path(), &copy)?;
+    drop(files);
+    volume.unmount()?;
+    let kernel = KernelMount::new(&[copy], &MountHow::default())?;
+    for number in 0..FILES {
+        let have = std::fs::read(kernel.root().join(name(number)))?;
+        ensure!(have == content(number), "{} has lost data, {} bytes", name(number), have.len());
+    }
+    kernel.unmount()
 }
 
 /// Commits everything: only then is the space of deleted files free.

@@ -64,14 +64,13 @@ fn main() -> ExitCode {
         add("privileges", privileges::go_as_on_the_kernel);
         add("mixed", mixed::all_access_paths_agree);
         add("mixed::at-once", mixed::concurrent_access_agrees);
-        // It stops the process of the mount to copy the image, and may wait for a thread of it that
-        // waits for another one: only where that is looked at.
-        if std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty()) {
-            add("shared", shared::reads_and_crashes_show_what_their_history_allows);
-        }
+        add("shared", shared::reads_and_crashes_show_what_their_history_allows);
         add("words", coherent::words_of_a_page_have_their_own_writers);
         add("direct-mappings", coherent::words_survive_mappings_of_direct_handles);
         add("asynchronous", coherent::readers_of_the_cache_see_asynchronous_writes);
+        add("asynchronous-beside", coherent::words_survive_asynchronous_writes_beside_them);
+        add("changed-beside-stores", coherent::zeroes_and_copies_stay_beside_stores);
+        add("changed-beside-direct", coherent::zeroes_stay_beside_stores_and_a_direct_handle);
         add("large", coherent::large_writes_end_beside_stores);
         add("becomes-direct", coherent::a_handle_may_become_direct);
         add("durable", what_was_written_durably_survives);

@@ -17,7 +17,7 @@ use butternut_fuse::{Caching, Options, Serving};
 use butternut_judges::crash_image::ImageFile;
 use butternut_judges::fuse_mount::FuseMount;
 use butternut_judges::kernel_mount::mount_point;
-use butternut_judges::{command, tool};
+use butternut_judges::{command, stopped, tool};
 use butternut_mkfs::MkfsOptions;
 use butternut_sim::random::Random;
 use butternut_sim::volume::{fresh, is_super_block};
@@ -110,44 +110,6 @@ impl Daemon {
     }
 }
 
-/// A stopped process; it continues when this is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    /// Stops a process, and waits until no thread of it runs. Threads of `io_uring` ignore the
-    /// signal; they sleep when they have nothing to do.
-    fn stop(process: Pid) -> Result<Self> {
-        kill_process(process, Signal::STOP)?;
-        let stopped = Self(process);
-        let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
-        wait_until("a stopped process", || {
-            for task in std::fs::read_dir(&tasks)? {
-                let Ok(stat) = std::fs::read_to_string(task?.path().join("stat")) else {
-                    continue;
-                };
-                let (name, rest) = stat.rsplit_once(") ").context("/proc/PID/stat")?;
-                let is_kernels = name.contains("(iou-");
-                if !(rest.starts_with('T') || is_kernels && rest.starts_with('S')) {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
-        })?;
-        Ok(stopped)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        kill_process(self.0, Signal::CONT).ok();
-    }
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    let args = ["--sparse=always".as_ref(), "--reflink=never".as_ref(), from, to];
-    tool::run("cp", &args.map(Path::as_os_str)).map(drop)
-}
-
 impl CrashingVolume for Daemon {
     fn root(&self) -> &Path {
         self.mount.root()
@@ -161,9 +123,7 @@ impl CrashingVolume for Daemon {
     fn crash(&mut self, workload: &Workload) -> Result<()> {
         let acknowledged = workload.acknowledged()?;
         let image = self.dir.join(format!("stopped-{}.img", self.crashed.len()));
-        let stopped = Stopped::stop(self.process()?)?;
-        copy(&self.image, &image)?;
-        drop(stopped);
+        stopped::copy_image(self.mount.process(), &self.image, &image)?;
         let how = format!("stopped at {acknowledged:?}");
         self.crashed.push(Crashed { how, image, acknowledged });
         Ok(())

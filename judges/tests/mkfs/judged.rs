@@ -73,7 +73,7 @@ fn make(image: &Path, case: &Case) -> Result<()> {
 }
 
 fn library_view(image: &Path, case: &Case) -> Result<butternut_judges::manifest::Manifest> {
-    let device = DevicePath { path: PathBuf::from(image), offset: case.offset };
+    let device = DevicePath { path: PathBuf::from(image), offset: case.offset, bytes: None };
     let filesystem = Filesystem::open(&[device], &MountOptions::default())?;
     let total = filesystem.super_block().raw().total_bytes.get();
     ensure!(total == case.bytes, "total_bytes: have {total}, want {}", case.bytes);

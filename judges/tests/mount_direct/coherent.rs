@@ -8,11 +8,11 @@ use butternut_sys::buffers::Load;
 use butternut_sys::file::{DiskFile, OpenDisk};
 use butternut_sys::mapped::Mapped;
 use butternut_sys::ring::{Operation, Ring, RingOptions, Submission};
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 const PAGES: usize = 64;
@@ -253,5 +253,186 @@ pub(super) fn a_handle_may_become_direct(options: &str) -> Result<()> {
     drop((mapped, file));
     volume.remount()?;
     ensure!(std::fs::read(volume.root()?.join(NAME))? == want, "mounted again");
+    volume.unmount()
+}
+
+/// A handle with `O_DIRECT` that is opened beside a writer through the cache does not bypass the
+/// cache, and its asynchronous writes hold no inode lock. What the kernel drops for them must not
+/// be a page that the other handle's write(2) has changed and not sent.
+pub(super) fn words_survive_asynchronous_writes_beside_them(options: &str) -> Result<()> {
+    const BYTES: usize = MIB / 2;
+    /// More than may wait for invalidations.
+    const DEPTH: usize = 32;
+    const WRITES: u64 = 5000;
+    let mut volume = ours(options)?;
+    let path = volume.root()?.join(NAME);
+    std::fs::write(&path, vec![0; PAGES * PAGE + BYTES])?;
+    // The first writer goes through the cache, so the direct handle does not bypass it.
+    let first = open(&path, OFlags::empty())?;
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let direct = scope.spawn(|| {
+            let how = OpenDisk { writable: true, ..OpenDisk::default() };
+            let disk = DiskFile::open(&path, how)?;
+            ensure!(disk.is_direct(), "the mount refuses O_DIRECT");
+            let mut ring: Ring<()> =
+                Ring::new(&[&disk], &RingOptions { depth: DEPTH, ..RingOptions::default() })?;
+            let piece = BYTES / DEPTH;
+            while !is_done.load(Ordering::SeqCst) {
+                for number in 0..DEPTH {
+                    let mut buffer = Buffer::zeroed(piece);
+                    buffer.fill(1);
+                    let submission = Submission {
+                        operation: Operation::Write,
+                        file: 0,
+                        offset: (PAGES * PAGE + number * piece) as u64,
+                        load: Load::from(buffer),
+                        need: piece,
+                        user_data: (),
+                    };
+                    ring.submit(submission).ok().context("the queue has a free entry")?;
+                }
+                ring.wait(DEPTH, None);
+                while let Some(done) = ring.next_completion() {
+                    done.result.map_err(|errno| std::io::Error::from_raw_os_error(errno.0))?;
+                }
+            }
+            anyhow::Ok(())
+        });
+        let reader = scope.spawn(|| {
+            let (file, mut read) = (File::open(&path)?, vec![0; PAGES * PAGE + BYTES]);
+            while !is_done.load(Ordering::SeqCst) {
+                file.read_exact_at(&mut read, 0)?;
+            }
+            anyhow::Ok(())
+        });
+        let written = write_and_read_words(&path, WRITES);
+        is_done.store(true, Ordering::SeqCst);
+        direct.join().expect("no thread panics")?;
+        reader.join().expect("no thread panics")?;
+        written
+    })?;
+    drop(first);
+    volume.unmount()
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Punch,
+    Zero,
+    /// Of the whole page.
+    Copy,
+}
+
+/// No word but the first is stored to; what a call has made of the others stays.
+///
+/// One thread stores to the first word of a page, and unmaps it: that makes the kernel send the
+/// page without its inode lock, so also while a punch, a zeroing or a copy is served. Another
+/// thread writes the rest of the page, and changes it that way.
+pub(super) fn zeroes_and_copies_stay_beside_stores(options: &str) -> Result<()> {
+    const COPIED: u8 = 254;
+    let mut volume = ours(options)?;
+    let (path, other) = (volume.root()?.join(NAME), volume.root()?.join("other"));
+    std::fs::write(&path, vec![0; 2 * PAGE])?;
+    std::fs::write(&other, vec![COPIED; PAGE])?;
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let storing = scope.spawn(|| {
+            let file = open(&path, OFlags::empty())?;
+            while !is_done.load(Ordering::SeqCst) {
+                let mapped = Mapped::shared(&file, PAGE)?;
+                mapped.put(0, &[255; WORD]);
+            }
+            anyhow::Ok(())
+        });
+        let changed = (1..=300_u32).try_for_each(|round| {
+            let change = [Change::Punch, Change::Zero, Change::Copy][(round % 3) as usize];
+            change_and_compare(&path, &other, change, (round % 200) as u8 + 1, COPIED)
+                .with_context(|| format!("round {round}, {change:?}"))
+        });
+        is_done.store(true, Ordering::SeqCst);
+        storing.join().expect("no thread panics")?;
+        changed
+    })?;
+    volume.unmount()
+}
+
+fn change_and_compare(
+    path: &Path,
+    other: &Path,
+    change: Change,
+    old: u8,
+    copied: u8,
+) -> Result<()> {
+    let file = open(path, OFlags::empty())?;
+    file.write_all_at(&[old; PAGE - WORD], WORD as u64)?;
+    let (at, bytes, keep) = (WORD as u64, (PAGE - WORD) as u64, FallocateFlags::KEEP_SIZE);
+    match change {
+        Change::Punch => {
+            rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | keep, at, bytes)?;
+        }
+        Change::Zero => {
+            rustix::fs::fallocate(&file, FallocateFlags::ZERO_RANGE | keep, at, bytes)?;
+        }
+        Change::Copy => {
+            let (from, mut from_at, mut to_at) = (File::open(other)?, 0, 0);
+            let (source, target) = (Some(&mut from_at), Some(&mut to_at));
+            let done = rustix::fs::copy_file_range(&from, source, &file, target, PAGE)?;
+            ensure!(done == PAGE, "{done} bytes were copied");
+        }
+    }
+    let want = if matches!(change, Change::Copy) { copied } else { 0 };
+    // The kernel zeroes its own page; the volume is what the other flags show.
+    for flags in [OFlags::empty(), OFlags::DIRECT] {
+        let mut have = vec![0; PAGE];
+        open(path, flags)?.read_exact_at(&mut have, 0)?;
+        let wrong = have[WORD..].iter().position(|byte| *byte != want);
+        ensure!(wrong.is_none(), "{flags:?}: old bytes at {wrong:?}: {}", have[WORD]);
+    }
+    Ok(())
+}
+
+/// The pages were cached before a handle with `O_DIRECT` was opened, from which on fills are
+/// recorded. Each page is changed once only: after a change it is filled anew, and recorded.
+pub(super) fn zeroes_stay_beside_stores_and_a_direct_handle(options: &str) -> Result<()> {
+    const CHANGED: usize = 1000;
+    let mut volume = ours(options)?;
+    let path = volume.root()?.join(NAME);
+    std::fs::write(&path, vec![7; CHANGED * PAGE])?;
+    let mapped_file = open(&path, OFlags::empty())?;
+    let mapped = Mapped::shared(&mapped_file, CHANGED * PAGE)?;
+    let mut all = vec![0; CHANGED * PAGE];
+    mapped.get(0, &mut all); // Fills every page, before anything is recorded.
+    let direct = open(&path, OFlags::DIRECT)?; // start_recording()
+    let (page, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        // As in zeroes_and_copies_stay_beside_stores: the end of a mapping makes the kernel send
+        // its dirty pages, without its inode lock.
+        let storing = scope.spawn(|| {
+            let file = open(&path, OFlags::empty())?;
+            while !is_done.load(Ordering::SeqCst) {
+                let mapped = Mapped::shared(&file, CHANGED * PAGE)?;
+                mapped.put(page.load(Ordering::SeqCst) * PAGE, &[255; WORD]);
+            }
+            anyhow::Ok(())
+        });
+        let changed = (0..CHANGED).try_for_each(|number| {
+            page.store(number, Ordering::SeqCst);
+            let file = open(&path, OFlags::empty())?;
+            let (at, bytes) = ((number * PAGE + WORD) as u64, (PAGE - WORD) as u64);
+            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&file, how, at, bytes)?;
+            anyhow::Ok(())
+        });
+        is_done.store(true, Ordering::SeqCst);
+        storing.join().expect("no thread panics")?;
+        changed
+    })?;
+    drop((mapped, mapped_file, direct));
+    volume.remount()?; // What is stored, not what the kernel has cached.
+    let have = std::fs::read(volume.root()?.join(NAME))?;
+    for (number, page) in have.chunks(PAGE).enumerate() {
+        ensure!(page[WORD..].iter().all(|byte| *byte == 0), "old bytes in page {number}");
+    }
     volume.unmount()
 }

@@ -34,13 +34,14 @@ use butternut_judges::subjects::Mounted;
 use butternut_sim::histories::history::{CELL_BYTES, CELLS, History, Window};
 use butternut_sim::histories::names::NAMES;
 use butternut_sys::mapped::Mapped;
-use crashes::Crashes;
+use crashes::{Crashes, Synced};
 use rustix::fs::OFlags;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use worker::Worker;
 
@@ -55,6 +56,10 @@ struct Shared {
     root: PathBuf,
     history: History,
     crashes: Crashes,
+    /// Whether a sync of the volume covers stores to mappings.
+    syncs_mappings: bool,
+    /// Number of reads and loads that were checked.
+    reads: AtomicUsize,
 }
 
 pub(super) fn reads_and_crashes_show_what_their_history_allows(options: &str) -> Result<()> {
@@ -62,7 +67,7 @@ pub(super) fn reads_and_crashes_show_what_their_history_allows(options: &str) ->
     let only = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
     let seeds = match only {
         Some(seed) => seed..seed + 1,
-        None if is_long => 0..10,
+        None if is_long => 0..30,
         None => 0..1,
     };
     seeds
@@ -74,10 +79,14 @@ fn run(options: &str, seed: u64) -> Result<()> {
     let mut volume = OurVolume::sized(kept::scratch(), VOLUME_BYTES, options)?;
     let crashes = Crashes::new(volume.path(), volume.process()?)?;
     let root = volume.root()?.to_path_buf();
-    let shared = Shared { root, history: History::default(), crashes };
+    let syncs_mappings = options.contains("writeback") || options.contains("uncached");
+    let (history, reads) = (History::default(), AtomicUsize::default());
+    let shared = Shared { root, history, crashes, syncs_mappings, reads };
     run_threads(&shared, seed)?;
     shared.check_all().context("at the end")?;
     shared.crash_after_sync().context("at the end")?;
+    let (reads, copies) = (shared.reads.load(Ordering::Relaxed), shared.crashes.checked());
+    ensure!(reads > OPERATIONS / 5 && copies > 1, "{reads} reads, {copies} copies of the image");
     volume.remount()?;
     let shared = Shared { root: volume.root()?.to_path_buf(), ..shared };
     shared.check_all().context("mounted again")?;
@@ -108,8 +117,12 @@ impl Shared {
 
     /// Checks all names and files against their history while nothing changes them.
     fn check_all(&self) -> Result<()> {
-        let window =
-            || Window { from: self.history.tick(), to: self.history.tick(), position: None };
+        let window = || Window {
+            from: self.history.tick(),
+            to: self.history.tick(),
+            position: None,
+            stores_from: None,
+        };
         for number in 0..NAMES.len() {
             let found = id_of(&self.path(number))?;
             self.check_name(number, found, &window())?;
@@ -143,21 +156,30 @@ impl Shared {
     }
 
     fn check_cells(&self, id: FileId, first: usize, bytes: &[u8], window: &Window) -> Result<()> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         self.history.check(id, first, bytes, window).map_err(|text| anyhow!(text))
     }
 
-    /// Syncs the volume, and checks a copy of the image.
+    /// Syncs all files and the volume, and checks a copy of the image.
     fn crash_after_sync(&self) -> Result<()> {
+        for number in 0..NAMES.len() {
+            let Some(id) = id_of(&self.path(number))? else { continue };
+            let start = self.history.tick();
+            open(&self.path(number), OFlags::empty())?.sync_all()?;
+            self.crashes.add_sync(Synced::File(id, 0..CELLS), start..self.history.tick());
+        }
         self.sync_volume()?;
         self.crashes.check(&self.history)
     }
 
-    /// Commits everything. The kernel passes syncfs(2) on only for a mount of a block device.
+    /// Commits everything. On a mount that writes through, this covers no stores to mappings: FUSE
+    /// does not let syncfs(2) wait for the pages that the kernel sends (Linux 6.18).
     fn sync_volume(&self) -> Result<()> {
         let start = self.history.tick();
         rustix::fs::syncfs(File::open(&self.root)?)?;
         rustix::fs::getxattr(&self.root, butternut_fuse::SYNC_XATTR, &mut [0; 16][..])?;
-        self.crashes.add_sync(None, 0..CELLS, start..self.history.tick());
+        let synced = Synced::All { stores: self.syncs_mappings };
+        self.crashes.add_sync(synced, start..self.history.tick());
         Ok(())
     }
 }

@@ -1,53 +1,47 @@
 //! Copies of the image of a mount in use, as a crash of its process would leave it.
 //!
-//! 1. For a copy, the process of the mount is stopped. The copy has everything that the process has
-//!    submitted, and nothing that the kernel or the process only caches.
-//! 2. Another process makes the copy: a thread of this one could wait for memory whose mapping
-//!    another thread changes, which waits for the stopped process.
-//! 3. Copies have the identity of one volume, so one is checked at a time.
+//! Copies have the identity of one volume, so one is checked at a time.
 
 use super::{CELLS, MAPPED_CELLS, bytes_of, id_of, offset_of};
 use anyhow::{Context, Result, anyhow, ensure};
 use butternut::FileId;
 use butternut_judges::kernel_log::Mark;
 use butternut_judges::kernel_mount::{KernelMount, MountHow};
-use butternut_judges::{kept, tool};
+use butternut_judges::{kept, stopped, tool};
 use butternut_sim::histories::history::{History, Tick, Window};
 use butternut_sim::histories::names::NAMES;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
-/// Stops process `$1` until the file `$2` has been copied to `$3`. Threads of `io_uring` ignore the
-/// signal; they sleep when they have nothing to do.
-const STOP_AND_COPY: &str = r#"
-    set -e
-    trap 'kill -CONT "$1"' EXIT
-    trap 'exit 1' HUP INT TERM
-    kill -STOP "$1"
-    is_stopped() {
-        awk '/^Name:/ { ring = /iou-/ }
-             /^State:/ && $2 != "T" && !(ring && $2 == "S") { runs = 1 }
-             END { exit runs }' "/proc/$1/task/"*/status 2>/dev/null
-    }
-    n=0; until is_stopped "$1"; do [ $n -lt 6000 ]; n=$((n+1)); sleep 0.01; done
-    cp --sparse=always --reflink=never "$2" "$3""#;
-
-/// A sync that has returned.
+/// What a sync makes durable.
 #[derive(Clone, Debug)]
-struct Synced {
-    /// The synced file; `None` for a sync of all files and names.
-    file: Option<FileId>,
-    cells: Range<usize>,
-    ticks: Range<Tick>,
+pub(super) enum Synced {
+    /// Cells of one file.
+    File(FileId, Range<usize>),
+    /// All names, and all files, with or without stores to mappings.
+    All { stores: bool },
+}
+
+impl Synced {
+    /// Whether what was written to these cells is durable, or what was stored to mappings of them.
+    fn covers(&self, file: FileId, cells: &Range<usize>, is_store: bool) -> bool {
+        match self {
+            Self::File(of, synced) => {
+                *of == file && synced.start <= cells.start && cells.end <= synced.end
+            }
+            Self::All { stores } => *stores || !is_store,
+        }
+    }
 }
 
 pub(super) struct Crashes {
     image: PathBuf,
     process: u64,
     dir: tempfile::TempDir,
-    syncs: Mutex<Vec<Synced>>,
-    /// Held while a copy exists (law 3). The number of copies that were checked.
+    /// Those that have returned, with their time.
+    syncs: Mutex<Vec<(Synced, Range<Tick>)>>,
+    /// Held while a copy exists. The number of copies that were checked.
     checked: Mutex<u32>,
 }
 
@@ -60,10 +54,9 @@ impl Crashes {
         Ok(Self { image, process, dir, syncs, checked })
     }
 
-    /// Records a sync of these cells of a file, or of everything, that has returned.
-    pub(super) fn add_sync(&self, file: Option<FileId>, cells: Range<usize>, ticks: Range<Tick>) {
-        let synced = Synced { file, cells, ticks };
-        self.syncs.lock().unwrap_or_else(PoisonError::into_inner).push(synced);
+    /// Records a sync that has returned.
+    pub(super) fn add_sync(&self, synced: Synced, ticks: Range<Tick>) {
+        self.syncs.lock().unwrap_or_else(PoisonError::into_inner).push((synced, ticks));
     }
 
     /// Copies the image and checks the copy, unless another thread does so or `limit` copies have
@@ -78,6 +71,11 @@ impl Crashes {
         self.check_copy(history).with_context(|| format!("copy {checked} of the image"))
     }
 
+    /// Returns the number of copies that were checked.
+    pub(super) fn checked(&self) -> u32 {
+        *self.checked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Copies the image and checks the copy.
     pub(super) fn check(&self, history: &History) -> Result<()> {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,11 +84,9 @@ impl Crashes {
     }
 
     fn check_copy(&self, history: &History) -> Result<()> {
-        let (copy, process) = (self.dir.path().join("copy.img"), self.process.to_string());
+        let copy = self.dir.path().join("copy.img");
         let begin = history.tick();
-        let args = [Path::new("-c"), STOP_AND_COPY.as_ref(), "sh".as_ref(), process.as_ref()];
-        let args: Vec<_> = args.into_iter().chain([&*self.image, &*copy]).collect();
-        tool::run("sh", &args.iter().map(|arg| arg.as_os_str()).collect::<Vec<_>>())?;
+        stopped::copy_image(self.process, &self.image, &copy)?;
         let crash = begin..history.tick();
         check_volume(&copy).context("before the replay")?;
         let mark = Mark::now()?;
@@ -110,7 +106,7 @@ impl Crashes {
         for (number, name) in NAMES.iter().enumerate() {
             let path = root.join(name);
             let found = id_of(&path)?;
-            let window = self.window(None, &(0..CELLS), crash)?;
+            let window = self.window(crash, |synced, _| matches!(synced, Synced::All { .. }))?;
             let names = history.names();
             ensure!(
                 names.allows(number, found, &window),
@@ -123,7 +119,8 @@ impl Crashes {
             ensure!(bytes.len() as u64 <= offset_of(CELLS), "{name} has {} bytes", bytes.len());
             bytes.resize(bytes_of(CELLS), 0);
             for cells in [0..MAPPED_CELLS, MAPPED_CELLS..CELLS] {
-                let window = self.window(Some(id), &cells, crash)?;
+                let covers = |synced: &Synced, is_store| synced.covers(id, &cells, is_store);
+                let window = self.window(crash, covers)?;
                 let bytes = &bytes[bytes_of(cells.start)..bytes_of(cells.end)];
                 let checked = history.check(id, cells.start, bytes, &window);
                 checked.map_err(|text| anyhow!("{name}: {text}"))?;
@@ -132,21 +129,26 @@ impl Crashes {
         Ok(())
     }
 
-    /// Returns what a crash must show of cells of a file, or of the names.
+    /// Returns what a crash must show of that which some syncs cover, of writes and of stores to
+    /// mappings.
     fn window(
         &self,
-        file: Option<FileId>,
-        cells: &Range<usize>,
         crash: &Range<Tick>,
+        covers: impl Fn(&Synced, bool) -> bool,
     ) -> Result<Window> {
         let syncs = self.syncs.lock().unwrap_or_else(PoisonError::into_inner);
-        let covers = |sync: &&Synced| {
-            (sync.file.is_none() || sync.file == file)
-                && (sync.cells.start <= cells.start && cells.end <= sync.cells.end)
-                && sync.ticks.end < crash.start
+        let last = |is_store| {
+            let before = syncs.iter().filter(|(_, ticks)| ticks.end < crash.start);
+            let covering = before.filter(|(synced, _)| covers(synced, is_store));
+            covering.map(|(_, ticks)| ticks.start).max().unwrap_or(0)
         };
-        let from = syncs.iter().filter(covers).map(|sync| sync.ticks.start).max().unwrap_or(0);
-        Ok(Window { from, to: crash.end, position: Some(usize::try_from(crash.start)?) })
+        let (from, stores_from) = (last(false), Some(last(true)));
+        Ok(Window {
+            from,
+            to: crash.end,
+            position: Some(usize::try_from(crash.start)?),
+            stores_from,
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! One thread of the run: it uses whatever inodes it finds under the shared names.
 
+use super::crashes::Synced;
 use super::{MAPPED_CELLS, Shared, bytes_of, offset_of, read_cells};
 use anyhow::{Context, Result};
 use butternut::FileId;
@@ -105,7 +106,7 @@ impl<'a> Worker<'a> {
     }
 
     fn window(&self, from: Tick) -> Window {
-        Window { from, to: self.tick(), position: None }
+        Window { from, to: self.tick(), position: None, stores_from: None }
     }
 
     fn flags(&mut self) -> OFlags {
@@ -254,7 +255,7 @@ impl<'a> Worker<'a> {
     fn store(&mut self, handle: &mut Handle) -> Result<()> {
         let (id, cells) = (handle.id, self.cells(MAPPED_CELLS));
         let Some(mapped) = handle.map()? else { return Ok(()) };
-        let begun = self.shared.history.begin(id, cells, false);
+        let begun = self.shared.history.begin_store(id, cells);
         mapped.put(bytes_of(begun.cells.start), &Self::content(&begun));
         self.shared.history.end(&begun, None);
         Ok(())
@@ -306,7 +307,7 @@ impl<'a> Worker<'a> {
         let start = self.tick();
         if self.random.one_in(2) { handle.file.sync_all() } else { handle.file.sync_data() }
             .context("fsync")?;
-        self.synced(Some(handle.id), 0..CELLS, start)
+        self.synced(Synced::File(handle.id, 0..CELLS), start)
     }
 
     /// A sync of a mapping covers the mapped cells only.
@@ -315,11 +316,11 @@ impl<'a> Worker<'a> {
         let Some(mapped) = handle.map()? else { return Ok(()) };
         let start = self.tick();
         mapped.sync().context("msync")?;
-        self.synced(Some(id), 0..MAPPED_CELLS, start)
+        self.synced(Synced::File(id, 0..MAPPED_CELLS), start)
     }
 
-    fn synced(&mut self, file: Option<FileId>, cells: Range<usize>, start: Tick) -> Result<()> {
-        self.shared.crashes.add_sync(file, cells, start..self.tick());
+    fn synced(&mut self, synced: Synced, start: Tick) -> Result<()> {
+        self.shared.crashes.add_sync(synced, start..self.tick());
         self.copy_image()
     }
 
