@@ -1,14 +1,32 @@
 # The few commands that matter. Each installs or says what it needs (scripts/setup).
 
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
+export PREFIX DESTDIR HELPERDIR ZSHDIR BINARIES
 
-.PHONY: demo test test-long lint bench bench-lanes bench-fsync bench-snapshots lab \
-    lab-nightly fio fuzz clean-mounts
+.PHONY: demo build install uninstall deb test test-long lint bench bench-lanes bench-fsync \
+    bench-snapshots lab lab-nightly fio fuzz clean-mounts
 
 # Makes volumes, mounts them with Butternut, compares, shows what is in them and how fast.
 demo:
 	@scripts/setup demo
 	@scripts/demo
+
+# The programs, optimised, in target/release.
+build:
+	@scripts/build-program
+
+# Programs, helpers of mount(8), man pages and completions. Variables: PREFIX, DESTDIR, and those that
+# scripts/install lists: make install PREFIX=/usr DESTDIR=/tmp/staged.
+install:
+	@scripts/install
+
+uninstall:
+	@scripts/install --remove
+
+# The Debian package, in target/debian.
+deb:
+	@scripts/setup package
+	@scripts/deb
 
 # Everything: style, unit tests, the judges over the kernel-made images, examples in the docs.
 test: lint

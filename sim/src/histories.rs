@@ -151,7 +151,8 @@ impl SharedRun {
 /// Checks all names and files against their history while nothing changes them. Returns the number
 /// of words that were checked.
 fn check_all(filesystem: &Filesystem, history: &History) -> Result<u64> {
-    let window = || Window { from: history.tick(), to: history.tick(), position: None };
+    let window =
+        || Window { from: history.tick(), to: history.tick(), position: None, stores_from: None };
     let mut reads = 0;
     for (number, name) in NAMES.iter().enumerate() {
         let found = find(filesystem, name)?;

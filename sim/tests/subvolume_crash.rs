@@ -188,8 +188,10 @@ fn check(seed: u64) -> Result<Verdict> {
     let device = Arc::new(RecordingDevice::new(base));
     let devices: Vec<Arc<dyn Device>> = vec![Arc::clone(&device) as Arc<dyn Device>];
     let filesystem = Filesystem::open_devices(devices, &options())?;
-    if has_quotas(seed) {
-        ensure!(filesystem.enable_quotas()?, "quotas are enabled already");
+    match seed % 4 {
+        1 => ensure!(filesystem.enable_quotas()?, "quotas are enabled already"),
+        3 => ensure!(filesystem.enable_simple_quotas()?, "quotas are enabled already"),
+        _ => {}
     }
     let (random, contents) = (Random::new(seed), Contents::new());
     let mut run = Run { random, filesystem, contents, made: 0 };
@@ -210,10 +212,6 @@ fn check(seed: u64) -> Result<Verdict> {
         verify(&states, crash, image, allowed).map_err(|error| format!("{error:#}"))
     };
     Ok(judge(&story, &options, &verify))
-}
-
-fn has_quotas(seed: u64) -> bool {
-    seed % 2 == 1
 }
 
 /// Checks that the usage of all quota groups is that of a rescan.

@@ -56,6 +56,8 @@ struct Write {
     seen: Tick,
     /// The position of the log from which on a durable write is on the medium.
     durable_at: usize,
+    /// Whether it is a store to a mapping.
+    is_store: bool,
 }
 
 /// A sync that has returned.
@@ -84,17 +86,23 @@ pub struct Window {
     pub to: Tick,
     /// For a crash: its position in the log.
     pub position: Option<usize>,
+    /// For a crash after a sync that does not cover stores to mappings: the time before which they
+    /// must be there.
+    pub stores_from: Option<Tick>,
 }
 
 impl Write {
-    const INITIAL: Self = Self { value: 0, start: 0, end: 0, seen: 0, durable_at: usize::MAX };
+    const INITIAL: Self =
+        Self { value: 0, start: 0, end: 0, seen: 0, durable_at: usize::MAX, is_store: false };
 
     /// Returns whether the write had ended, as far as the window requires.
     fn precedes(&self, window: &Window) -> bool {
         match window.position {
             None => self.end.min(self.seen) < window.from,
             Some(position) => {
-                self.end < window.from || (self.end != NEVER && self.durable_at <= position)
+                let stores_from = window.stores_from.filter(|_| self.is_store);
+                self.end < stores_from.unwrap_or(window.from)
+                    || (self.end != NEVER && self.durable_at <= position)
             }
         }
     }
@@ -131,12 +139,27 @@ impl History {
 
     /// Begins a write of zeroes, or of a value that no other write has.
     pub fn begin(&self, file: FileId, cells: Range<usize>, is_zero: bool) -> BegunWrite {
+        self.begin_as(file, cells, (is_zero, false))
+    }
+
+    /// Begins a store to a mapping, of a value that no other write has.
+    pub fn begin_store(&self, file: FileId, cells: Range<usize>) -> BegunWrite {
+        self.begin_as(file, cells, (false, true))
+    }
+
+    fn begin_as(
+        &self,
+        file: FileId,
+        cells: Range<usize>,
+        (is_zero, is_store): (bool, bool),
+    ) -> BegunWrite {
         let history = self.file(file);
         let mut history = lock(&history);
         let start = self.tick();
         let value = if is_zero { 0 } else { start };
         for cell in &mut history.cells[cells.clone()] {
-            cell.push(Write { value, start, end: NEVER, seen: NEVER, ..Write::INITIAL });
+            let (end, seen) = (NEVER, NEVER);
+            cell.push(Write { value, start, end, seen, is_store, ..Write::INITIAL });
         }
         // Every write, also one of zeroes, is identified by its start.
         drop(history);
@@ -170,7 +193,7 @@ impl History {
         // A sync also relates its position in the log to a tick.
         let after = syncs.iter().filter(|sync| sync.position >= position);
         let to = after.map(|sync| sync.end).min().unwrap_or(NEVER);
-        Window { from, to, position: Some(position) }
+        Window { from, to, position: Some(position), stores_from: None }
     }
 
     /// Checks the bytes that a read returned, beginning with cell `first`. Bytes behind the end of
@@ -229,7 +252,7 @@ mod tests {
     }
 
     fn reads(history: &History, from: Tick, value: u64) -> bool {
-        let window = Window { from, to: history.tick(), position: None };
+        let window = Window { from, to: history.tick(), position: None, stores_from: None };
         history.check(FILE, 3, &cell(value), &window).is_ok()
     }
 

@@ -102,7 +102,8 @@ impl Names {
         if depth == 0 {
             return true;
         }
-        let meanwhile = Window { from: write.start, to: write.end, position: None };
+        let meanwhile =
+            Window { from: write.start, to: write.end, position: None, stores_from: None };
         let might = |other| self.may_lead(other, found, &meanwhile, (write.start, depth - 1));
         match write.leads {
             Leads::Nowhere => found.is_none(),
@@ -128,7 +129,7 @@ mod tests {
     fn lookups_follow_changes_of_names() {
         let (one, other) = (FileId::new(5, 257), FileId::new(5, 258));
         let mut names = Names::default();
-        let at = |from, to| Window { from, to, position: None };
+        let at = |from, to| Window { from, to, position: None, stores_from: None };
         let made = names.begin(1, &[(0, Leads::ToNew)]);
         assert!(names.allows(0, None, &at(2, 3)) && names.allows(0, Some(one), &at(2, 3)));
         names.end(&made, 4, Some(Leads::To(one)));

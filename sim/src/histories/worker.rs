@@ -121,7 +121,7 @@ impl<'a> Worker<'a> {
         let number = self.name();
         let from = self.history.tick();
         let found = find(self.filesystem, NAMES[number])?;
-        let window = Window { from, to: self.history.tick(), position: None };
+        let window = Window { from, to: self.history.tick(), position: None, stores_from: None };
         let names = self.history.names();
         ensure!(
             names.allows(number, found, &window),
@@ -273,7 +273,7 @@ impl<'a> Worker<'a> {
     }
 
     fn check(&mut self, file: FileId, first: usize, bytes: &[u8], from: Tick) -> Result<()> {
-        let window = Window { from, to: self.history.tick(), position: None };
+        let window = Window { from, to: self.history.tick(), position: None, stores_from: None };
         self.ran.reads += 1;
         self.history.check(file, first, bytes, &window).map_err(|text| anyhow!(text))
     }

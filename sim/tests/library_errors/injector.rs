@@ -17,17 +17,35 @@ pub(crate) enum Kind {
     DataWrite,
     MetadataWrite,
     Flush,
+    /// A read of data and all that follow, so that none is successful when it is repeated.
+    DataReads,
+    /// A write of data and all that follow.
+    DataWrites,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Reservation,
         Self::MetadataRead,
         Self::DataRead,
         Self::DataWrite,
         Self::MetadataWrite,
         Self::Flush,
+        Self::DataReads,
+        Self::DataWrites,
     ];
+
+    pub(crate) fn is_read(self) -> bool {
+        matches!(self, Self::MetadataRead | Self::DataRead | Self::DataReads)
+    }
+
+    pub(crate) fn is_data_write(self) -> bool {
+        matches!(self, Self::DataWrite | Self::DataWrites)
+    }
+
+    fn is_lasting(self) -> bool {
+        matches!(self, Self::DataReads | Self::DataWrites)
+    }
 }
 
 const KINDS: usize = Kind::ALL.len();
@@ -76,7 +94,8 @@ impl Injector {
             return false;
         }
         let count = self.counts[place(kind)].fetch_add(1, Ordering::SeqCst) + 1;
-        let fails = self.nth[place(kind)].load(Ordering::SeqCst) == count;
+        let nth = self.nth[place(kind)].load(Ordering::SeqCst);
+        let fails = count == nth || nth > 0 && count > nth && kind.is_lasting();
         if fails {
             self.struck.fetch_add(1, Ordering::SeqCst);
         }
@@ -111,7 +130,12 @@ impl Device for Injector {
 
     fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
         let is_data = self.data.contains(&offset);
-        if self.fails(if is_data { Kind::DataRead } else { Kind::MetadataRead }) {
+        let fails = if is_data {
+            self.fails(Kind::DataRead) | self.fails(Kind::DataReads)
+        } else {
+            self.fails(Kind::MetadataRead)
+        };
+        if fails {
             let (device, bytes, cause) = (self.name().into(), memory.len() as u64, Errno(IO));
             return Err(DeviceError::Read { device, offset, bytes, cause });
         }
@@ -120,7 +144,12 @@ impl Device for Injector {
 
     fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
         let is_data = self.data.contains(&offset);
-        if self.fails(if is_data { Kind::DataWrite } else { Kind::MetadataWrite }) {
+        let fails = if is_data {
+            self.fails(Kind::DataWrite) | self.fails(Kind::DataWrites)
+        } else {
+            self.fails(Kind::MetadataWrite)
+        };
+        if fails {
             let (device, bytes, cause) = (self.name().into(), memory.len() as u64, Errno(IO));
             return Err(DeviceError::Write { device, offset, bytes, cause });
         }

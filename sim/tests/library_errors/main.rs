@@ -1,15 +1,21 @@
 //! Errors at every step of a script that uses every lane: each reservation, each read and write of
-//! data and of metadata, and each flush fails once, one in each run.
+//! data and of metadata, and each flush fails once, one in each run. A volume repeats some requests
+//! for data, so all of them from each one on fail too.
 //!
 //! 1. An operation that fails returns the errno (ENOSPC, EIO) and changes nothing: the file has its
 //!    old content and size, and so has everything else. Only writes that reach the devices in parts
-//!    (unaligned direct writes, requests of a batch) may be done in part.
+//!    (unaligned direct writes, requests of a batch) may be done in part, and copies that return a
+//!    short length.
 //! 2. Without the fault, the same operation succeeds. At the end, and after closing and opening,
 //!    every acknowledged change is there, and the checker finds nothing.
 //! 3. If the volume has become read-only, or a sync has reported failed writeback, the state of the
 //!    last successful sync is there after reopening.
 //!
-//! For read errors the volume is opened again before each operation, so that each one has to read.
+//! For read errors the volume is opened again before each operation, so that each one has to read,
+//! except before a sync, which reads what the operation before it has changed.
+//!
+//! Further scripts: subvolumes and clones (`subvolumes`), send streams (`received`), and the replay
+//! of a log (`replay`).
 //!
 //! Each test lists the operations that its kind of error must reach, so a test notices when an
 //! operation no longer meets such errors. `BUTTERNUT_LONG=1` fails every request and compares the
@@ -19,6 +25,8 @@
 #![allow(clippy::wildcard_enum_match_arm, reason = "few operations are done in part")]
 
 mod injector;
+mod received;
+mod replay;
 mod script;
 mod subvolumes;
 
@@ -151,7 +159,7 @@ fn run(template: &Template, aim: Aim, reached: &mut Reached) -> Result<bool> {
     }
     let mut next = Next::GoesOn;
     for (step, (name, operation)) in script::script().into_iter().enumerate() {
-        if matches!(kind, Kind::MetadataRead | Kind::DataRead) {
+        if kind.is_read() && !is_sync(&operation) {
             trial.reopen()?;
         }
         if from == Some(name) {
@@ -225,7 +233,7 @@ impl Trial<'_> {
             matches!((&have, &want), (Outcome::Copied(have), Outcome::Copied(want)) if have < want);
         if !have.has_failed_with(errnos) && !is_short {
             // After failed writeback the data reads as before; the next sync must report it.
-            ensure!(self.kind == Kind::DataWrite, "have {have:?}, want {want:?}");
+            ensure!(self.kind.is_data_write(), "have {have:?}, want {want:?}");
             let synced = self.subject.apply(&Operation::Sync)?;
             ensure!(
                 matches!(synced, Outcome::Failed(_)),
@@ -238,11 +246,21 @@ impl Trial<'_> {
         if !self.subject.is_writable() {
             return Ok(Next::Lossy);
         }
-        let is_sync = matches!(operation, Operation::Sync | Operation::Fsync { .. });
-        if is_sync && self.kind == Kind::DataWrite {
+        if is_sync(operation) && self.kind.is_data_write() {
             return Ok(Next::Lossy);
         }
-        self.assert_left_nothing(operation)?;
+        if self.kind == Kind::DataWrites
+            && matches!(self.subject.apply(&Operation::Sync)?, Outcome::Failed(_))
+        {
+            // Data of earlier writes was lost, too. A part of this one may be there.
+            let mut partly = self.model.tree();
+            for path in done_in_part(operation, is_short) {
+                partly.nodes.remove(&path.into());
+            }
+            self.states.push(partly);
+            return Ok(Next::Lossy);
+        }
+        self.assert_left_nothing(operation, is_short)?;
         let again = self.subject.apply(operation)?;
         ensure!(again == want, "again: have {again:?}, want {want:?}; first {have:?}");
         let difference = model.tree().difference(&self.subject.tree()?);
@@ -252,8 +270,8 @@ impl Trial<'_> {
     }
 
     /// Checks law 1.
-    fn assert_left_nothing(&mut self, operation: &Operation) -> Result<()> {
-        let paths = done_in_part(operation);
+    fn assert_left_nothing(&mut self, operation: &Operation, is_short: bool) -> Result<()> {
+        let paths = done_in_part(operation, is_short);
         let cleared = |mut tree: Tree| {
             for path in &paths {
                 if let Some(node) = tree.nodes.get_mut(&(*path).into()) {
@@ -276,7 +294,7 @@ impl Trial<'_> {
     fn end(mut self) -> Result<()> {
         let synced = self.subject.apply(&Operation::Sync)?;
         if matches!(synced, Outcome::Failed(_)) {
-            ensure!(self.kind == Kind::DataWrite, "the last sync: {synced:?}");
+            ensure!(self.kind.is_data_write(), "the last sync: {synced:?}");
             return self.end_lossy();
         }
         ensure!(self.subject.apply(&Operation::Reopen)? == Outcome::Done, "reopening fails");
@@ -309,14 +327,20 @@ impl Trial<'_> {
     }
 }
 
-/// Returns the files of which a failed operation may have written a part.
-fn done_in_part(operation: &Operation) -> Vec<&str> {
+fn is_sync(operation: &Operation) -> bool {
+    matches!(operation, Operation::Sync | Operation::Fsync { .. })
+}
+
+/// Returns the files of which a failed operation, or a copy that returned a short length, may have
+/// written a part.
+fn done_in_part(operation: &Operation, is_short: bool) -> Vec<&str> {
     let name = |file: &'_ File| match file {
         File::At(path) => script_name(&path.0),
         File::Open(_) => "",
     };
     match operation {
         Operation::Write { file, lane: Lane::Direct, .. } => vec![name(file)],
+        Operation::Copy { to, .. } if is_short => vec![name(to)],
         Operation::Batch { requests } => {
             requests.iter().map(|request| name(&request.file)).collect()
         }
@@ -524,6 +548,28 @@ fn each_write_of_data_fails() {
         "write direct preallocated",
     ];
     check_kind(Kind::DataWrite, &reached);
+}
+
+#[test]
+fn all_reads_of_data_fail_from_each_one_on() {
+    let reached = [
+        "batch",
+        "copy",
+        "grow",
+        "punch",
+        "read cached",
+        "read direct",
+        "read uncached",
+        "truncate",
+        "write direct part",
+        "zero",
+    ];
+    check_kind(Kind::DataReads, &reached);
+}
+
+#[test]
+fn all_writes_of_data_fail_from_each_one_on() {
+    check_kind(Kind::DataWrites, &["batch", "fsync", "sync", "write direct"]);
 }
 
 #[test]

@@ -13,6 +13,8 @@ const EDQUOT: i32 = 122;
 /// The number of files that fill the trees, so that a small node cache cannot hold them.
 const FILLERS: usize = 150;
 const DATA_BYTES: usize = 400 << 10;
+/// The number of extents of a long file, of which a step drops 256.
+const LONG_EXTENTS: u64 = 700;
 /// What a subvolume may refer to, in bytes.
 const LIMIT: u64 = 2 << 20;
 
@@ -36,11 +38,19 @@ pub(super) struct Step {
     pub(super) durable: Durable,
     /// Whether a view shows the change.
     pub(super) is_visible: bool,
+    /// Whether the call consists of steps, of which the first ones stay when a later one fails.
+    pub(super) is_in_steps: bool,
 }
 
 /// A change that becomes durable with the next commit.
 fn change(name: &'static str, call: Call) -> Step {
-    Step { name, call, outcome: Ok(()), durable: Durable::Nothing, is_visible: true }
+    let (durable, is_visible, is_in_steps) = (Durable::Nothing, true, false);
+    Step { name, call, outcome: Ok(()), durable, is_visible, is_in_steps }
+}
+
+/// A change of more items of a file than one transaction reserves for.
+fn in_steps(step: Step) -> Step {
+    Step { is_in_steps: true, ..step }
 }
 
 /// A change that is durable when the call returns.
@@ -66,21 +76,26 @@ fn new(permissions: u32) -> NewInode {
     NewInode::new(permissions)
 }
 
-fn open(fs: &Filesystem, path: &str) -> butternut::Result<File> {
+pub(crate) fn open(fs: &Filesystem, path: &str) -> butternut::Result<File> {
     fs.open_path(path.as_bytes())
 }
 
-fn create(fs: &Filesystem, path: &str) -> butternut::Result<()> {
+pub(crate) fn create(fs: &Filesystem, path: &str) -> butternut::Result<()> {
     fs.create_path(path.as_bytes(), &new(0o644)).map(drop)
 }
 
-fn write(fs: &Filesystem, path: &str, offset: u64, bytes: usize) -> butternut::Result<()> {
+pub(crate) fn write(
+    fs: &Filesystem,
+    path: &str,
+    offset: u64,
+    bytes: usize,
+) -> butternut::Result<()> {
     // An odd seed, so that no block is like another.
     let seed = 1 + 2 * (offset * 31 + bytes as u64);
     open(fs, path)?.write_all_at(offset, &pattern(seed, bytes))
 }
 
-fn subvolume(fs: &Filesystem, path: &str) -> butternut::Result<u64> {
+pub(crate) fn subvolume(fs: &Filesystem, path: &str) -> butternut::Result<u64> {
     fs.subvolume_at(path.as_bytes())
 }
 
@@ -92,7 +107,7 @@ fn upper_qgroup() -> QgroupId {
     QgroupId::of(1, 100).expect("a small number")
 }
 
-fn snapshot(
+pub(crate) fn snapshot(
     fs: &Filesystem,
     source: &str,
     (dir, name): (&str, &str),
@@ -109,7 +124,7 @@ fn delete(fs: &Filesystem, dir: &str, name: &str) -> butternut::Result<()> {
 }
 
 /// Makes what is there before the first step.
-pub(super) fn fill(fs: &Filesystem) -> Result<()> {
+pub(crate) fn fill(fs: &Filesystem) -> Result<()> {
     let dir = fs.mkdir(fs.root(), b"fill", &new(0o755))?;
     for number in 0..FILLERS {
         let id = fs.create(dir, format!("{number:03}").as_bytes(), &new(0o644))?;
@@ -123,6 +138,12 @@ pub(super) fn fill(fs: &Filesystem) -> Result<()> {
         write(fs, name, 0, DATA_BYTES)?;
     }
     write(fs, "tiny", 0, 100)?;
+    create(fs, "long")?;
+    let long = open(fs, "long")?;
+    for extent in 0..LONG_EXTENTS {
+        // With a hole behind it.
+        long.write_direct(extent * 8192, &[7; 4096], Privileges::Keep)?;
+    }
     // Extents that do not follow each other.
     let file = open(fs, "short")?;
     for block in [0_u8, 2, 4, 6, 8, 1, 3, 5, 7, 9] {
@@ -246,10 +267,17 @@ fn deleted() -> Vec<Step> {
         commit("delete subvolume", |fs| delete(fs, "", "counted")),
         hidden(change("clean", |fs| fs.clean_subvolumes().map(drop))),
         commit("disable quotas", |fs| fs.disable_quotas().map(drop)),
+        commit("enable simple quotas", |fs| fs.enable_simple_quotas().map(drop)),
+        change("write for an owner", |fs| write(fs, "sub/file", 3000, 20_000)),
+        hidden(commit("rescan", Filesystem::rescan_quotas)),
         commit("delete subvolume", |fs| delete(fs, "fill", "kept")),
         commit("delete nested subvolume", |fs| delete(fs, "whole", "inner")),
         hidden(change("clean", |fs| fs.clean_subvolumes().map(drop))),
         change("truncate shared", |fs| open(fs, "sub/file")?.truncate(5000)),
+        in_steps(change("punch long", |fs| {
+            open(fs, "long")?.allocate(5000..2_600_000, Allocate::PunchHole)
+        })),
+        in_steps(change("truncate long", |fs| open(fs, "long")?.truncate(5000))),
         change("unlink shared", |fs| fs.unlink(fs.root(), b"clone")),
         sync(),
     ]

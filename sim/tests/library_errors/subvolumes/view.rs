@@ -21,10 +21,10 @@ struct Entry {
 
 /// What is visible, by a name in words: "file sub/a", "subvolume sub", "qgroup of sub", "label".
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct View(BTreeMap<String, Entry>);
+pub(crate) struct View(BTreeMap<String, Entry>);
 
 impl View {
-    pub(super) fn of(filesystem: &Filesystem) -> Result<Self> {
+    pub(crate) fn of(filesystem: &Filesystem) -> Result<Self> {
         let mut view = Self::default();
         view.put("label".to_owned(), Bytes(filesystem.label()).to_string());
         let default = filesystem.subvolume(filesystem.default_subvolume()?)?.path;
@@ -78,13 +78,13 @@ impl View {
         Ok(())
     }
 
-    pub(super) fn without_data(&self) -> Self {
+    pub(crate) fn without_data(&self) -> Self {
         let without = |entry: &Entry| Entry { shape: entry.shape.clone(), data: String::new() };
         Self(self.0.iter().map(|(name, entry)| (name.clone(), without(entry))).collect())
     }
 
     /// Returns what all views have in common.
-    pub(super) fn untouched(views: &[Self]) -> Self {
+    pub(crate) fn untouched(views: &[Self]) -> Self {
         let Some((first, later)) = views.split_first() else { return Self::default() };
         let mut common = first.clone();
         common.0.retain(|name, entry| later.iter().all(|view| view.0.get(name) == Some(&*entry)));
@@ -92,14 +92,14 @@ impl View {
     }
 
     /// Returns the difference to the entries of `have` that this view has.
-    pub(super) fn lost_in(&self, have: &Self) -> String {
+    pub(crate) fn lost_in(&self, have: &Self) -> String {
         let mut have = have.clone();
         have.0.retain(|name, _| self.0.contains_key(name));
         self.difference(&have)
     }
 
     /// Returns how `have` differs, in lines; empty if it is equal.
-    pub(super) fn difference(&self, have: &Self) -> String {
+    pub(crate) fn difference(&self, have: &Self) -> String {
         let names: BTreeSet<&String> = self.0.keys().chain(have.0.keys()).collect();
         let mut text = String::new();
         let differing = names.into_iter().filter(|name| self.0.get(*name) != have.0.get(*name));
