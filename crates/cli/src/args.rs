@@ -4,6 +4,7 @@
 //! Nothing here opens a volume or reads a file; `volume` and `commands` interpret the arguments.
 
 mod admin;
+pub(crate) mod as_typed;
 mod check;
 mod dedupe;
 mod defragment;
@@ -13,6 +14,7 @@ mod lab;
 mod mkfs;
 mod modify;
 mod mount;
+mod partitions;
 mod quota;
 mod read;
 mod receive;
@@ -36,6 +38,7 @@ pub(crate) use modify::{
     RmArgs, SetfattrArgs, TouchArgs, TruncateArgs, WriteArgs,
 };
 pub(crate) use mount::{CtlArgs, MountArgs, StatsArgs, UmountArgs};
+pub(crate) use partitions::PartitionsArgs;
 pub(crate) use quota::{
     QgroupCommand, QgroupLimitArgs, QgroupShowArgs, QgroupSort, QgroupSortField, QuotaCommand,
 };
@@ -61,10 +64,13 @@ use crate::output::size;
 /// Describes VOLUME, PATH and the exit status; every command without notes of its own shows it.
 const VOLUME_HELP: &str = "\
 VOLUME is the path of a block device or an image file. A volume on several devices is named by all
-of them, separated by commas: a.img,b.img. Two suffixes are accepted:
+of them, separated by commas: a.img,b.img. These suffixes are accepted:
   @SUBVOL      use another subvolume or snapshot as the root, named by its path from the top level
                or by its id (disk.img@snap1); symlinks in this path are not followed
-  ?offset=N    the volume starts N bytes into the image; suffixes K, M, G, T are powers of 1024
+  ?offset=N    the volume starts N bytes into the image; suffixes K, M, G, T are powers of 1024, and
+               s is sectors of 512 bytes
+  ?partition=N the volume is partition N of a disk with a GPT or MBR partition table, and ends with
+               it; `butternut partitions` lists them
 If a file exists whose name contains these characters, the argument names that file.
 
 Commands that read, and mount, also accept files with send streams in the place of the devices: a
@@ -99,7 +105,8 @@ Options for -o:
   user_subvol_rm_allowed
                         let users delete subvolumes that belong to them, where they may write to
                         the directory; without it, only root deletes subvolumes
-  offset=N              byte offset of the volume in the image (as ?offset=N)
+  offset=N              byte offset of the volume in the image (as ?offset=N; for a partition, put
+                        ?partition=N behind the image)
   cache=N               maximum size of the cache of tree blocks, in bytes [64M]
   page_cache=N          maximum size of the page cache, clean and dirty, in bytes [256M]
   threads=N             as --threads
@@ -198,15 +205,15 @@ exec; all other options and the tunables belong to the volume, and a mount that 
 is refused. This requires Linux 6.15. The volume is released with its last mount point.
 
 mount(8) and fstab(5) need the helpers mount.fuse.butternut and umount.fuse.butternut: symlinks to
-the program, in /sbin. Paths in fstab must be absolute:
+the program in /sbin, which `make install` and the Debian package make. Paths in fstab must be
+absolute:
 
-    ln -s \"$(command -v butternut)\" /sbin/mount.fuse.butternut
-    ln -s \"$(command -v butternut)\" /sbin/umount.fuse.butternut
+    /srv/disk.img@snap1      /mnt  fuse.butternut  ro,allow_other,nofail  0 0
+    /srv/vm.raw?partition=2  /vm   fuse.butternut  rw,compress=zstd       0 0
 
-    /srv/disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0
-
-For -o blkdev, mount(8) needs the same symlinks under the names mount.fuseblk.butternut and
-umount.fuseblk.butternut. In fstab, the type fuseblk.butternut is the option blkdev:
+With nofail, mount(8) does not fail if the image or the device does not exist. For -o blkdev,
+mount(8) has the same symlinks under the names mount.fuseblk.butternut and umount.fuseblk.butternut.
+In fstab, the type fuseblk.butternut is the option blkdev:
 
     /dev/sdb1  /data  fuseblk.butternut  allow_other  0 0";
 
@@ -294,7 +301,11 @@ fails, the volume is unchanged. There is one exception: an import of more than 2
 
 const MKFS_HELP: &str = "\
 A device that contains a filesystem, swap space or a partition table is not overwritten without
---force. A device in use is refused even with --force.
+--force. With ?offset=N, the volume may be a partition, or the front of one; it is refused where it
+overlaps anything else of the file or device: a filesystem at its start, at 32256 bytes or at one of
+the first 8 multiples of 1 MiB, another partition, the table itself. With ?partition=N, it is that
+partition, and has its size unless --size makes it smaller. A device in use is refused even with
+--force.
 
 If the environment variable SOURCE_DATE_EPOCH is set (seconds since 1970) and --uuid is given, the
 same command line creates the same bytes. This includes --rootdir with the same directory tree: no
@@ -303,6 +314,7 @@ time in the volume is later than SOURCE_DATE_EPOCH, and access times equal modif
     butternut mkfs --size 1G disk.img            creates the file
     butternut mkfs -L backup -O bgt /dev/sdx1
     butternut mkfs --size 512M disk.img?offset=1M
+    butternut mkfs disk.img?partition=2
     butternut mkfs --rootdir ./site --shrink site.img";
 
 const CHECK_HELP: &str = "\
@@ -316,6 +328,12 @@ not checked.
 The usage of quota groups is counted from all extents, and compared with the stored one unless that
 is marked as inconsistent. --qgroup-report prints both in the form of `btrfs check --qgroup-report`:
 what is counted as `our`, what is stored as `disk`.
+
+With --online, VOLUME is a directory of a mounted volume, and the owner of the mount checks its last
+commit while it goes on. The process of the mount makes a commit first, and keeps what that refers
+to on the devices until the end of the check: what is freed meanwhile is not free space. The
+superblocks and the log tree, which change, are not compared. On a mount of the kernel's btrfs,
+`btrfs scrub` does a part of this.
 
 Exit status: 0 if no damage was found, 4 if damage was found, 8 if the check could not be completed,
 16 for a usage error.";
@@ -360,6 +378,7 @@ pub(crate) enum Command {
     /// Show the attributes of files, as stat(1), and their btrfs metadata
     Stat(StatArgs),
     /// Search for files in a directory tree
+    #[command(after_help = read::FIND_HELP)]
     Find(FindArgs),
     /// Copy a file or directory tree out of a volume, with its metadata
     Export(ExportArgs),
@@ -425,6 +444,8 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Qgroup(QgroupCommand),
     /// Show and change a volume as a whole: label, devices, space, extents
+    ///
+    /// The commands df, du, usage, resize and defragment may be given without `filesystem`.
     #[command(subcommand, visible_alias = "fi")]
     Filesystem(FilesystemCommand),
     /// Print on-disk structures
@@ -436,6 +457,9 @@ pub(crate) enum Command {
     /// Create a volume, empty or filled from a directory
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArgs),
+    /// List the partitions of a disk or image, and what they contain
+    #[command(after_help = partitions::PARTITIONS_HELP)]
+    Partitions(PartitionsArgs),
     /// Mount a volume through FUSE
     #[command(after_help = MOUNT_HELP)]
     Mount(MountArgs),

@@ -25,6 +25,7 @@ pub(crate) mod mount;
 pub(crate) mod mounted;
 mod mv;
 mod new_entry;
+mod partitions;
 mod per_path;
 mod progress;
 mod property;
@@ -99,6 +100,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         }
         Command::Inspect(InspectCommand::Rootid(args)) => inspect::rootid::run(global, args, out),
         Command::Mkfs(args) => mkfs::run(global, args, out),
+        Command::Partitions(args) => partitions::run(global, args, out),
         Command::Check(args) => Ok(check::run(global, args, out)),
         Command::Mount(args) => mount::run(global, args, out),
         Command::Umount(args) => umount::run(global, args, out),

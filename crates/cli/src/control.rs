@@ -14,12 +14,20 @@
 //! {"ask":"clone","subvolume":{"id":256}}         {"ok":null}, and a mount descriptor
 //! {"ask":"quota","change":"enable"}              {"ok":null}
 //! {"ask":"quotas","from":0}                      {"ok":{"is_enabled":true,"groups":[...],...}}
+//! {"ask":"report"}                               {"ok":{"label":[...],"devices":[...],...}}
+//! {"ask":"label","label":[98,116,114]}           {"ok":null}
+//! {"ask":"resize","devid":1,"size":"max"}        {"ok":{"devid":1,"bytes_was":...,...}}
+//! {"ask":"hold"}                                 {"ok":{"generation":9,"devices":[...]}}
 //! {"ask":"send","subvolume":257,...}             a stream, and {"ok":null}
+//! {"ask":"receive","directory":1,"end":"input"}  requests for parts, and {"ok":{...}}
 //! anything else                                  {"error":"why"}
 //! ```
 //!
 //! A stream precedes its response, in parts ([`stream`]); a response with an error may follow some
-//! of them.
+//! of them. A stream to the process is requested by it in parts ([`receive`]).
+//!
+//! A commit is held until its client closes the connection or sends a byte; that is answered with
+//! one ([`hold`]).
 //!
 //! The client keeps the connection of a clone open until it has attached the clone. The server does
 //! not release the volume before.
@@ -43,9 +51,14 @@
 //!    processes of others, which may not respond.
 
 pub(crate) mod client;
+pub(crate) mod held_device;
+pub(crate) mod hold;
 pub(crate) mod quotas;
+pub(crate) mod receive;
+pub(crate) mod resize;
 pub(crate) mod server;
 mod stream;
+pub(crate) mod volume_report;
 
 use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -67,6 +80,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use quotas::QuotaChange;
+use receive::ReceiveRequest;
+use resize::ResizeRequest;
 
 /// Maximum length of a request line, in bytes. It grows with the number of clone sources.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
@@ -108,8 +123,20 @@ pub(crate) enum Request {
     Quotas {
         from: u64,
     },
+    /// The label, the devices and the space of the volume.
+    Report,
+    /// A new label.
+    Label {
+        label: Vec<u8>,
+    },
+    /// A new size on one of the devices.
+    Resize(ResizeRequest),
+    /// A commit, and that what it refers to stays on the devices.
+    Hold,
     /// A stream of a read-only subvolume.
     Send(SendRequest),
+    /// A stream that makes subvolumes.
+    Receive(ReceiveRequest),
 }
 
 /// What a stream is made of. Subvolumes have the ids of the format.
@@ -133,7 +160,12 @@ impl Request {
             | Self::Clone { .. }
             | Self::Quota { .. }
             | Self::Quotas { .. }
-            | Self::Send(_) => true,
+            | Self::Report
+            | Self::Label { .. }
+            | Self::Resize(_)
+            | Self::Hold
+            | Self::Send(_)
+            | Self::Receive(_) => true,
             Self::Stats { .. }
             | Self::Tunables
             | Self::Set { .. }
@@ -322,7 +354,7 @@ fn send(stream: &mut UnixStream, line: &impl Serialize, until: Instant) -> io::R
 /// # Errors
 /// Fails with `TimedOut` or `WouldBlock` at the time `until`, and with `InvalidData` if the line is
 /// longer.
-fn receive(stream: &mut UnixStream, bytes_max: usize, until: Instant) -> io::Result<Vec<u8>> {
+fn receive_line(stream: &mut UnixStream, bytes_max: usize, until: Instant) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     let mut buffer = [0; 4096];
     loop {
@@ -352,6 +384,8 @@ fn time_left(until: Instant) -> io::Result<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use receive::ReceiveEnd;
+    use resize::NewSize;
     use std::os::unix::fs::MetadataExt;
 
     #[test]
@@ -369,11 +403,23 @@ mod tests {
         check(&Request::Commit, r#"{"ask":"commit"}"#);
         let change = QuotaChange::Enable;
         check(&Request::Quota { change }, r#"{"ask":"quota","change":"enable"}"#);
+        let change = QuotaChange::Simple;
+        check(&Request::Quota { change }, r#"{"ask":"quota","change":"simple"}"#);
         let change = QuotaChange::Assign { child: 256, parent: 1 << 48 };
         let assign =
             r#"{"ask":"quota","change":{"assign":{"child":256,"parent":281474976710656}}}"#;
         check(&Request::Quota { change }, assign);
         check(&Request::Quotas { from: 0 }, r#"{"ask":"quotas","from":0}"#);
+        check(&Request::Report, r#"{"ask":"report"}"#);
+        check(&Request::Label { label: vec![98] }, r#"{"ask":"label","label":[98]}"#);
+        let resize = ResizeRequest { devid: Some(1), size: NewSize::Max };
+        check(&Request::Resize(resize), r#"{"ask":"resize","devid":1,"size":"max"}"#);
+        let received = ReceiveRequest { directory: 1, end: ReceiveEnd::Input };
+        let receive = r#"{"ask":"receive","directory":1,"end":"input"}"#;
+        check(&Request::Receive(received), receive);
+        let resize = ResizeRequest { devid: None, size: NewSize::Fewer(9) };
+        let fewer = r#"{"ask":"resize","devid":null,"size":{"fewer":9}}"#;
+        check(&Request::Resize(resize), fewer);
         let (subvolume, parent, clone_sources) = (257, Some(256), vec![]);
         let send = SendRequest {
             subvolume,
@@ -435,14 +481,20 @@ mod tests {
         let soon = || Instant::now() + Duration::from_millis(200);
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"one\ntwo").unwrap();
-        assert_eq!(receive(&mut ours, 3, soon()).unwrap(), b"one");
+        assert_eq!(receive_line(&mut ours, 3, soon()).unwrap(), b"one");
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"four\n").unwrap();
         let kind = |error: io::Error| error.kind();
-        assert_eq!(receive(&mut ours, 3, soon()).map_err(kind), Err(io::ErrorKind::InvalidData));
-        let waited = receive(&mut ours, 3, soon()).map_err(kind).unwrap_err();
+        assert_eq!(
+            receive_line(&mut ours, 3, soon()).map_err(kind),
+            Err(io::ErrorKind::InvalidData)
+        );
+        let waited = receive_line(&mut ours, 3, soon()).map_err(kind).unwrap_err();
         assert!([io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&waited), "{waited}");
         drop(theirs);
-        assert_eq!(receive(&mut ours, 3, soon()).map_err(kind), Err(io::ErrorKind::UnexpectedEof));
+        assert_eq!(
+            receive_line(&mut ours, 3, soon()).map_err(kind),
+            Err(io::ErrorKind::UnexpectedEof)
+        );
     }
 }

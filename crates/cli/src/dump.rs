@@ -3,4 +3,4 @@
 pub(crate) mod dump_super;
 pub(crate) mod dump_tree;
 pub(crate) mod super_block;
-mod tree;
+pub(crate) mod tree;

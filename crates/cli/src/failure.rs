@@ -66,6 +66,16 @@ impl Failure {
         }
     }
 
+    /// Replaces a part of the reason.
+    pub(crate) fn replace(self, part: &str, by: &str) -> Self {
+        match self {
+            Self::Message { what, why, hint } => {
+                Self::Message { what, why: why.replace(part, by), hint }
+            }
+            Self::StdoutClosed => Self::StdoutClosed,
+        }
+    }
+
     pub(crate) fn has_hint(&self) -> bool {
         matches!(self, Self::Message { hint: Some(_), .. })
     }
@@ -73,6 +83,9 @@ impl Failure {
     /// Describes an error of the library that occurred on `what`, with a hint if one is known.
     pub(crate) fn of(what: impl Into<String>, error: &Error) -> Self {
         let hint = hints::of_library(error).map(str::to_owned);
+        let mounted =
+            if let Error::Device(error) = error { hints::of_mounted(error) } else { None };
+        let hint = mounted.or(hint);
         let what = what.into();
         let why = chain(error);
         let why = if let Error::Device(_) = error { without_object(&why, &what) } else { why };

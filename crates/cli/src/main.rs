@@ -12,15 +12,14 @@ mod failure;
 mod output;
 mod volume;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::Cli;
+use args::{Cli, as_typed};
 use failure::{Completion, Failure, Outcome, USAGE_STATUS};
 use output::{Output, reporter, stderr_line, stderr_lines};
 
@@ -45,12 +44,14 @@ fn main() -> ExitCode {
             _ => {}
         }
     }
-    let status = if command_name(&arguments).is_some_and(|name| name == "check") {
-        CHECK_USAGE_STATUS
-    } else {
-        USAGE_STATUS
-    };
-    let cli = match Cli::try_parse_from(expand_short_options(arguments)) {
+    let command = as_typed::command_name(&arguments).cloned().unwrap_or_default();
+    let status = if command == "check" { CHECK_USAGE_STATUS } else { USAGE_STATUS };
+    if let Some(hint) = as_typed::elsewhere(&command) {
+        let failure = Failure::new(command.display().to_string(), "is not a command").hint(hint);
+        stderr_line(&failure.to_string());
+        return ExitCode::from(status);
+    }
+    let cli = match Cli::try_parse_from(as_typed::rewrite(arguments)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error, status),
     };
@@ -93,46 +94,6 @@ fn usage(error: &clap::Error, status: u8) -> ExitCode {
     ExitCode::from(status)
 }
 
-/// Returns the command name as typed.
-fn command_name(arguments: &[OsString]) -> Option<&OsString> {
-    arguments.iter().skip(1).find(|argument| !argument.as_encoded_bytes().starts_with(b"-"))
-}
-
-/// Replaces two short options that differ from the global ones, because btrfs(8) and setfattr(1)
-/// define them: `-q` is the parent UUID in `subvolume list`, `-v` is the value in `setfattr`.
-fn expand_short_options(mut arguments: Vec<OsString>) -> Vec<OsString> {
-    let is = |argument: &OsString, names: &[&str]| names.iter().any(|name| argument == name);
-    let mut names = arguments
-        .iter()
-        .enumerate()
-        .skip(1)
-        .filter(|(_, argument)| !argument.as_encoded_bytes().starts_with(b"-"));
-    let command = names.next();
-    let subcommand = names.next().filter(|(_, argument)| is(argument, &["list"])).map(|(at, _)| at);
-    let Some((at, argument)) = command else { return arguments };
-    if is(argument, &["setfattr"]) {
-        arguments[at + 1..].iter_mut().for_each(expand_value);
-    } else if let (true, Some(list)) = (is(argument, &["subvolume", "sub"]), subcommand) {
-        arguments[list + 1..].iter_mut().for_each(expand_parent_uuid);
-    }
-    arguments
-}
-
-fn expand_parent_uuid(argument: &mut OsString) {
-    let Some(text) = argument.to_str() else { return };
-    let letters = text.strip_prefix('-').unwrap_or_default();
-    if !letters.is_empty() && letters.chars().all(char::is_alphabetic) {
-        *argument = text.replace('q', "Q").into();
-    }
-}
-
-fn expand_value(argument: &mut OsString) {
-    let Some(value) = argument.as_encoded_bytes().strip_prefix(b"-v") else { return };
-    let mut option = OsString::from(if value.is_empty() { "--value" } else { "--value=" });
-    option.push(OsStr::from_bytes(value));
-    *argument = option;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,28 +102,5 @@ mod tests {
     #[test]
     fn the_clap_definition_is_valid() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn short_options_follow_btrfs_and_setfattr() {
-        let check = |line: &str| {
-            let arguments = line.split(' ').map(OsString::from).collect();
-            let arguments = expand_short_options(arguments);
-            arguments
-                .iter()
-                .map(|argument| argument.to_str().unwrap())
-                .collect::<Vec<_>>()
-                .join(" ")
-        };
-        assert_eq!(
-            check("butternut -q subvolume list -aqs d"),
-            "butternut -q subvolume list -aQs d"
-        );
-        assert_eq!(check("butternut sub list --quiet q"), "butternut sub list --quiet q");
-        assert_eq!(check("butternut ls -q d"), "butternut ls -q d");
-        let value = "butternut -v setfattr -n user.a --value --verbose d f";
-        assert_eq!(check("butternut -v setfattr -n user.a -v --verbose d f"), value);
-        assert_eq!(check("butternut setfattr -v0x00 d"), "butternut setfattr --value=0x00 d");
-        assert_eq!(check("butternut getfattr -v d"), "butternut getfattr -v d");
     }
 }

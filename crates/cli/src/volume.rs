@@ -2,13 +2,17 @@
 //! it.
 
 pub(crate) mod arg;
+pub(crate) mod contents;
+pub(crate) mod identity;
 pub(crate) mod image_size;
+pub(crate) mod partitions;
 pub(crate) mod stream;
 
 use std::ffi::OsString;
 use std::path::Path;
 
-use butternut::{FileId, Filesystem, Follow, MountOptions};
+use butternut::device::{DeviceError, OpenError};
+use butternut::{Error, FileId, Filesystem, Follow, MountOptions, TOP_LEVEL, TreeError};
 use rustix::io::Errno;
 
 use crate::args::{GlobalArgs, VolumeArgs, VolumesArgs};
@@ -60,6 +64,9 @@ impl OpenVolume {
             for notice in filesystem.notices() {
                 stderr_line(&format!("{}: note: {notice}", arg.typed));
             }
+            for note in &contents::notes(&arg.devices) {
+                stderr_line(note);
+            }
         }
         Ok(Self { filesystem, arg, verbose: global.verbose })
     }
@@ -67,13 +74,32 @@ impl OpenVolume {
     /// Resolves a path given on the command line.
     pub(crate) fn resolve(&self, path: &OsString, follow: Follow) -> Result<FileId, Failure> {
         let bytes = text::bytes(path);
-        self.filesystem
-            .resolve(&bytes, follow)
-            .map_err(|error| Failure::of(text::escaped(&bytes), &error))
+        self.filesystem.resolve(&bytes, follow).map_err(|error| self.failed(&bytes, &error))
+    }
+
+    /// Converts an error that occurred at a path. A path that begins at a subvolume other than the
+    /// top level may be meant to begin there, so the failure of one that is not found, or of a
+    /// read-only subvolume, names the argument that begins at the top level.
+    pub(crate) fn failed(&self, path: &[u8], error: &Error) -> Failure {
+        let failure = Failure::of(text::escaped(path), error);
+        let root = self.filesystem.root().subvolume;
+        let depends_on_root = matches!(error, Error::NotFound | Error::ReadOnly { .. });
+        if root == TOP_LEVEL || !depends_on_root {
+            return failure;
+        }
+        failure.hint(format!(
+            "paths begin inside subvolume {root}; name the volume {} to begin at the top level",
+            self.top_level()
+        ))
+    }
+
+    /// Returns the argument for the same volume whose paths begin at the top level.
+    pub(crate) fn top_level(&self) -> String {
+        format!("{}@{TOP_LEVEL}", self.arg.without_subvolume())
     }
 
     /// Converts an error that concerns the whole volume.
-    pub(crate) fn failure(&self, error: &butternut::Error) -> Failure {
+    pub(crate) fn failure(&self, error: &Error) -> Failure {
         Failure::of(self.arg.typed.clone(), error)
     }
 }
@@ -84,11 +110,11 @@ impl Drop for OpenVolume {
         if self.verbose {
             let counters = self.filesystem.counters();
             stderr_line(&format!(
-                "{}: {} device reads, {} read, {} tree blocks",
+                "{}: {}, {} read, {}",
                 self.arg.typed,
-                counters.device_reads,
+                text::counted(counters.device_reads, "device read", "device reads"),
                 size::pretty(counters.device_bytes_read, size::Units::Binary),
-                counters.node_cache_misses,
+                text::counted(counters.node_cache_misses, "tree block", "tree blocks"),
             ));
         }
     }
@@ -113,7 +139,26 @@ pub(crate) fn open(arg: &VolumeArg, options: &MountOptions) -> Result<Filesystem
             Err(stream::refused(arg))
         };
     }
-    Filesystem::open(&arg.devices, options).map_err(|error| Failure::of(arg.typed.clone(), &error))
+    Filesystem::open(&arg.devices, options).map_err(|error| not_opened(arg, options, &error))
+}
+
+/// How the failure of an open(2) is described.
+const OPENED: &str = "opened:";
+
+/// Describes a volume that cannot be opened, and what the devices hold where that is no volume.
+#[expect(clippy::wildcard_enum_match_arm, reason = "most errors say nothing of the contents")]
+pub(crate) fn not_opened(arg: &VolumeArg, options: &MountOptions, error: &Error) -> Failure {
+    let failure = Failure::of(arg.typed.clone(), error);
+    match error {
+        Error::Device(DeviceError::Open(cause)) => match (&**cause, options.read_only) {
+            (OpenError::Refused { .. }, true) => failure.replace(OPENED, "opened for reading:"),
+            (OpenError::Refused { .. }, false) => failure.replace(OPENED, "opened for writing:"),
+            _ => failure,
+        },
+        Error::Volume(cause) => contents::explain(arg, failure, cause),
+        Error::Tree(TreeError::Assemble(cause)) => contents::explain(arg, failure, cause),
+        _ => failure,
+    }
 }
 
 /// Reports the first missing, unreadable or unsuitable device of a volume.

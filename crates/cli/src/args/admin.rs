@@ -7,10 +7,37 @@ use clap::Args;
 use super::VolumeArgs;
 use super::read::VolumesArgs;
 
+pub(super) const SYNC_HELP: &str = "\
+On a mount, this covers every write(2) that has returned. It covers stores to shared mappings where
+the mount has the option writeback or uncached; elsewhere a program calls msync(2) first.";
+
 pub(super) const RESIZE_HELP: &str = "\
 An image file is extended when its volume grows. It is truncated when its volume shrinks, if the
 volume reached the end of the file. A volume cannot shrink below the end of its last block group in
-use.";
+use. It does not grow over another partition or filesystem in the same file or device.
+
+VOLUME may be a directory of a mounted volume, which is then resized in use, by root or the owner of
+the mount. The image file of a mounted volume stays as it is: extend it with truncate(1) before its
+volume grows.
+
+    butternut filesystem resize disk.img +1G
+    truncate -s +1G disk.img; butternut filesystem resize /mnt max";
+
+pub(super) const MOUNTED_HELP: &str = "\
+VOLUME may be a directory of a mounted volume: root and the owner of the mount get what its process
+has, with changes that are not committed yet.";
+
+pub(super) const LABEL_HELP: &str = "\
+VOLUME may be a directory of a mounted volume. Every user may read its label; root and the owner of
+the mount may set it.";
+
+pub(super) const DU_HELP: &str = "\
+VOLUME may be a directory of a mounted volume. It and each PATH behind it are ordinary paths then,
+whose files the user must be able to read; what is mounted below them is left out. A mount of the
+kernel's btrfs is read in the same way.
+
+    butternut filesystem du disk.img /home
+    butternut filesystem du -s /mnt/home /mnt/srv";
 
 pub(super) const MKSWAPFILE_HELP: &str = "\
 The file is made as by `btrfs filesystem mkswapfile`: without copy-on-write and checksums (chattr
@@ -49,11 +76,11 @@ pub(crate) struct ResizeArgs {
     #[arg(
         value_name = "VOLUME",
         allow_hyphen_values = true,
-        help = "Block device or image file: PATH[,PATH...][@SUBVOL][?offset=N]"
+        help = "Block device or image file: PATH[,PATH...][@SUBVOL][?offset=N|?partition=N]"
     )]
     pub(crate) volume: OsString,
     /// New size in bytes, with suffix K, M, G or T; +N and -N are relative; max is the size of the
-    /// device. DEVID selects one of several devices
+    /// device, min the end of the last block group in use. DEVID selects one of several devices
     #[arg(value_name = "[DEVID:]SIZE", allow_hyphen_values = true)]
     pub(crate) size: String,
     /// Do not truncate the image file of a volume that shrinks

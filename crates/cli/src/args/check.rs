@@ -4,6 +4,7 @@ use clap::Args;
 
 use super::read::VolumesArgs;
 
+#[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
@@ -14,6 +15,9 @@ pub(crate) struct CheckArgs {
     /// Print the usage of all quota groups, too: as counted, and as stored
     #[arg(short = 'Q', long)]
     pub(crate) qgroup_report: bool,
+    /// Check the last commit of a mounted volume, which goes on: VOLUME is a directory of it
+    #[arg(long, conflicts_with = "force")]
+    pub(crate) online: bool,
     /// Check a volume in use; concurrent changes may be reported as damage
     #[arg(long)]
     pub(crate) force: bool,

@@ -19,6 +19,9 @@ that would not become fewer. An extent of 16 MiB counts as long enough, whatever
 With --compress, every extent in the range is written again and compressed where that saves space,
 except in files without checksums or copy-on-write (chattr +C), which are only joined.
 
+As in btrfs(8), -cALGO is --compress=ALGO. After --compress, a word that is an algorithm and names
+no file belongs to the option.
+
 No byte, size or time of a file changes. After a crash, or a failure on a full volume, each file has
 its old extents or its new ones, with the same bytes. A volume that is not mounted is committed
 several times where extents may be shared, or where the space of old extents is needed.

@@ -10,7 +10,7 @@ use super::ImportOptions;
 #[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]
 pub(crate) struct MkfsArgs {
-    /// Block device or image file: PATH[?offset=N]
+    /// Block device or image file: PATH[?offset=N|?partition=N]
     #[arg(value_name = "DEVICE", required_unless_present = "features")]
     pub(crate) devices: Vec<OsString>,
     /// Overwrite an existing filesystem, swap space or partition table
@@ -51,7 +51,7 @@ pub(crate) struct MkfsArgs {
     /// large enough, with some free space
     #[arg(short, long, value_name = "DIR")]
     pub(crate) rootdir: Option<PathBuf>,
-    /// Shrink the volume and its image file to the minimum size
+    /// Shrink the volume to the minimum size, and its image file, if nothing is behind the volume
     #[arg(long, requires = "rootdir")]
     pub(crate) shrink: bool,
     #[command(flatten)]

@@ -1,5 +1,7 @@
 //! Arguments of the commands for quotas and quota groups.
 
+use std::ffi::OsString;
+
 use clap::{Args, Subcommand};
 
 use super::VolumeArgs;
@@ -12,12 +14,20 @@ and deletions of subvolumes cost time in proportion to what is shared.
 
 Enabling, and a rescan, read all references of the volume, and no data.
 
+Simple quotas (--simple) count an extent for the subvolume that has allocated it, until the extent
+is freed, whatever refers to it then. Only what is allocated while they are enabled counts, so
+enabling reads nothing. Snapshots, clones and deletions cost what they cost without quotas. The
+volume gets the feature simple-quota, which Linux knows since 6.7, and keeps it when the quotas are
+disabled.
+
 VOLUME may be a directory of a volume that `butternut mount` serves: its process makes the change.
 Only the owner of the mount and root reach it.";
 
 const QGROUP_HELP: &str = "\
 A quota group is named LEVEL/NUMBER. Each subvolume has the group 0/ID. A group of a higher level
-includes the groups that were assigned to it: what they share counts once.
+includes the groups that were assigned to it: what they share counts once. With simple quotas, a new
+subvolume or snapshot is in the groups that include the subvolume that it is made in, if no others
+are named.
 
 VOLUME may be a directory of a volume that `butternut mount` serves.";
 
@@ -27,7 +37,9 @@ includes the groups that were assigned to it: what they share counts once.
 
 The numbers are those of the last commit, which is at most 30 seconds old on a mount; --sync makes
 one first. A group shown as <stale> is that of a subvolume that is deleted; the next commit removes
-it. Only the owner of a mount and root see the numbers of a mounted volume.
+it. One shown as <squota space holder> is that of a deleted subvolume, too: it exists as long as
+other subvolumes refer to what the subvolume has allocated. Only the owner of a mount and root see
+the numbers of a mounted volume.
 
 VOLUME may be a directory of a volume that `butternut mount` serves. -F and -f select the groups of
 the subvolume that contains this directory; those of another subvolume of a volume that is not
@@ -46,9 +58,13 @@ of 16 KiB. The data of small files, which is in the metadata, counts when it is 
 
 A limit of a group of a higher level is one for all that it includes together. A snapshot gets the
 limits of its source, and is in no group of a higher level until it is assigned to one, or
-`subvolume snapshot -i` has made it in one.
+`subvolume snapshot -i` has made it in one. With simple quotas it gets no limits, and is in the
+groups of the subvolume that it is made in.
+
+Without QGROUP, the limit is that of a subvolume: MOUNT/PATH of a mounted volume, or VOLUME@SUBVOL.
 
   butternut qgroup limit 10G 0/256 VOLUME
+  butternut qgroup limit 10G MOUNT/PATH
   butternut qgroup limit -e 5G 1/100 VOLUME
   butternut qgroup limit none 0/256 VOLUME
 
@@ -58,16 +74,25 @@ VOLUME may be a directory of a volume that `butternut mount` serves.";
 pub(crate) enum QuotaCommand {
     /// Enable quotas
     #[command(after_help = QUOTA_HELP)]
-    Enable(VolumeArgs),
+    Enable(QuotaEnableArgs),
     /// Disable quotas, and remove all quota groups
     #[command(after_help = QUOTA_HELP)]
     Disable(VolumeArgs),
     /// Compute the usage of all quota groups again
     #[command(after_help = QUOTA_HELP)]
     Rescan(VolumeArgs),
-    /// Show whether quotas are enabled, and whether their numbers are exact
+    /// Show whether quotas are enabled, their mode, and whether their numbers are exact
     #[command(after_help = QUOTA_HELP)]
     Status(VolumesArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuotaEnableArgs {
+    /// Count extents for the subvolumes that allocate them: simple quotas
+    #[arg(short = 's', long)]
+    pub(crate) simple: bool,
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -183,11 +208,10 @@ pub(crate) struct QgroupArgs {
 pub(crate) struct QgroupLimitArgs {
     /// The largest number of bytes, with suffix K, M, G or T; none removes the limit
     pub(crate) size: String,
-    /// The quota group: LEVEL/NUMBER
-    #[arg(value_name = "QGROUP")]
-    pub(crate) group: String,
-    #[command(flatten)]
-    pub(crate) volume: VolumeArgs,
+    /// The quota group, LEVEL/NUMBER, and the volume; the volume alone selects the group of its
+    /// subvolume
+    #[arg(required = true, num_args = 1..=2, value_name = "[QGROUP] VOLUME")]
+    pub(crate) group_and_volume: Vec<OsString>,
     /// Limit the exclusive bytes, not the referenced ones
     #[arg(short = 'e')]
     pub(crate) exclusive: bool,

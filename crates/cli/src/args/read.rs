@@ -3,27 +3,37 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Subcommand, ValueEnum};
 
 use super::VolumeArgs;
-use super::admin::{LabelArgs, MKSWAPFILE_HELP, MkswapfileArgs, RESIZE_HELP, ResizeArgs, SyncArgs};
+use super::admin::{
+    DU_HELP, LABEL_HELP, LabelArgs, MKSWAPFILE_HELP, MOUNTED_HELP, MkswapfileArgs, RESIZE_HELP,
+    ResizeArgs, SYNC_HELP, SyncArgs,
+};
 use super::defragment::{DEFRAGMENT_HELP, DefragmentArgs};
 
 #[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
 pub(crate) struct LsArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
-    /// Directory whose entries are listed, or a file
-    #[arg(default_value = "/")]
-    pub(crate) path: OsString,
+    /// Directories whose entries are listed, and files
+    #[arg(default_value = "/", value_name = "PATH")]
+    pub(crate) paths: Vec<OsString>,
     /// Print mode, links, owner, group, size and modification time
     #[arg(short, long)]
     pub(crate) long: bool,
+    /// As --long; owners and groups are always numeric
+    #[arg(short = 'n', long)]
+    pub(crate) numeric_uid_gid: bool,
     /// Do not ignore names that start with a dot, including `.` and `..`
     #[arg(short, long)]
     pub(crate) all: bool,
-    /// List the directory itself, not its contents
+    /// As --all, without `.` and `..`
+    #[arg(short = 'A', long)]
+    pub(crate) almost_all: bool,
+    /// List directories themselves, not their contents
     #[arg(short, long)]
     pub(crate) directory: bool,
     /// List subdirectories recursively
@@ -33,14 +43,29 @@ pub(crate) struct LsArgs {
     #[arg(short, long)]
     pub(crate) inode: bool,
     /// Print human-readable sizes: 1.5K, 20M
-    #[arg(short = 'H', long)]
+    #[arg(short = 'h', short_alias = 'H', long, alias = "human-readable")]
     pub(crate) human: bool,
+    /// Sort by modification time, newest first
+    #[arg(short = 't', group = "order")]
+    pub(crate) by_time: bool,
+    /// Sort by size, largest first
+    #[arg(short = 'S', group = "order")]
+    pub(crate) by_size: bool,
+    /// Reverse the order
+    #[arg(short, long)]
+    pub(crate) reverse: bool,
+    /// List one name a line (always done; accepted for compatibility)
+    #[arg(short = '1')]
+    pub(crate) one: bool,
     /// Do not sort; list entries in directory order
-    #[arg(short = 'U', long)]
+    #[arg(short = 'U', long, group = "order")]
     pub(crate) unsorted: bool,
     /// End each line with a zero byte, and do not escape names
     #[arg(short = '0', long)]
     pub(crate) null: bool,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    pub(crate) help: Option<bool>,
 }
 
 #[derive(Debug, Args)]
@@ -76,22 +101,45 @@ pub(crate) struct StatArgs {
     pub(crate) xattrs: bool,
 }
 
+pub(super) const FIND_HELP: &str = "\
+A file is printed if it passes all tests. These tests and actions of find(1) may have its form, with
+one dash: -name, -iname, -path, -type, -mtime, -maxdepth, -mindepth, -xdev, -mount, -print, -print0
+and -ls. So may -size, and has its meaning there: +N is more than N, -N is less, N is exact, in
+blocks of 512 bytes, or in the units c (bytes), w (2 bytes), k, M or G; a size is rounded up to
+whole units. Other tests, actions and operators of find(1) do not exist.
+
+    butternut find disk.img /srv -name '*.log' -size +10M -mtime -7 -ls";
+
+#[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]
 pub(crate) struct FindArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
     /// Starting point of the search
     #[arg(default_value = "/")]
-    pub(crate) path: OsString,
+    pub(crate) start: OsString,
     /// Match file names against a pattern: `*`, `?`, `[a-z]`, `[!a-z]`, `\` before a literal
-    #[arg(long, value_name = "GLOB")]
+    #[arg(long, value_name = "GLOB", allow_hyphen_values = true)]
     pub(crate) name: Option<OsString>,
+    /// As --name, but ignore case
+    #[arg(long, value_name = "GLOB", allow_hyphen_values = true)]
+    pub(crate) iname: Option<OsString>,
+    /// Match paths as they are printed against a pattern, in which `*` and `?` also match slashes
+    #[arg(long, value_name = "GLOB", allow_hyphen_values = true)]
+    pub(crate) path: Option<OsString>,
     /// Match file types, separated by commas: f, d, l, b, c, p, s as in find(1); v is a subvolume
     #[arg(short, long = "type", value_name = "KINDS")]
     pub(crate) kinds: Option<String>,
     /// Match sizes of at least (+N), at most (-N) or exactly N bytes, with suffix K, M, G or T
     #[arg(short, long, value_name = "[+-]N", allow_hyphen_values = true)]
     pub(crate) size: Option<String>,
+    /// `-size` of find(1)
+    #[arg(long, value_name = "[+-]N[cwbkMG]", allow_hyphen_values = true, hide = true)]
+    pub(crate) size_in_units: Option<String>,
+    /// Match files that were modified more than (+N), less than (-N) or exactly N days ago, in
+    /// whole days, as in find(1)
+    #[arg(long, value_name = "[+-]N", allow_hyphen_values = true)]
+    pub(crate) mtime: Option<String>,
     /// Descend at most N levels; 0 is the starting point itself
     #[arg(short = 'd', long, value_name = "N")]
     pub(crate) max_depth: Option<usize>,
@@ -101,9 +149,16 @@ pub(crate) struct FindArgs {
     /// Do not descend into other subvolumes
     #[arg(short = 'x', long)]
     pub(crate) one_subvolume: bool,
+    /// Print inode number, blocks of 1024 bytes, mode, links, owner, group, size and modification
+    /// time of each file, too
+    #[arg(short, long)]
+    pub(crate) ls: bool,
     /// End each path with a zero byte, and do not escape it
-    #[arg(short = '0', long)]
+    #[arg(short = '0', long, alias = "print0")]
     pub(crate) null: bool,
+    /// Print each path (always done; accepted for compatibility)
+    #[arg(long, hide = true)]
+    pub(crate) print: bool,
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "command-line options")]
@@ -229,16 +284,22 @@ pub(crate) struct SubvolumeShowArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum FilesystemCommand {
     /// Show label, UUID and devices
+    #[command(after_help = MOUNTED_HELP)]
     Show(UsageArgs),
     /// Show space usage by block group type
+    #[command(after_help = MOUNTED_HELP)]
     Df(UsageArgs),
     /// Show detailed space usage by block group type and device
+    #[command(after_help = MOUNTED_HELP)]
     Usage(UsageTableArgs),
     /// Show the disk usage of files, and how much of it is shared
+    #[command(after_help = DU_HELP)]
     Du(DuArgs),
     /// Get or set the label
+    #[command(after_help = LABEL_HELP)]
     Label(LabelArgs),
     /// Commit all changes to the devices
+    #[command(after_help = SYNC_HELP)]
     Sync(SyncArgs),
     /// Resize a volume
     #[command(after_help = RESIZE_HELP)]
@@ -302,8 +363,8 @@ pub(crate) struct UsageTableArgs {
 pub(crate) struct DuArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
-    /// Files or directories
-    #[arg(default_value = "/", value_name = "PATH")]
+    /// Files or directories [default: /]
+    #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<OsString>,
     /// Print only the total of each PATH
     #[arg(short, long)]

@@ -8,7 +8,10 @@ use clap::Args;
 pub(super) const RECEIVE_HELP: &str = "\
 Each subvolume of the stream is created in the directory PATH of the volume. It becomes read-only
 when it is complete, and is durable then. If the stream is damaged or cannot be applied, the
-subvolume that is not complete is deleted, and those before it stay; -v and --json report them.
+subvolume that is not complete is deleted, and those before it stay; -v and --json report them. The
+same happens after SIGTERM, SIGINT (Ctrl-C) or SIGHUP; a second signal ends the command at once.
+A second signal, SIGKILL or a power cut may leave a writable subvolume under the name that the
+complete one would have: delete it, and receive the stream again.
 
 Streams of `btrfs send` of versions 1 and 2 are accepted, also with --compressed-data; compressed
 data is decompressed, and needs that much space. For an incremental stream (btrfs send -p), the
@@ -21,7 +24,7 @@ With --resume, an interrupted receive goes on when the command is repeated with 
 from its beginning: subvolumes that are complete stay, and commands whose effects were kept are read
 and compared, but not applied again. They are kept in PATH, in a snapshot `.butternut-receive...`,
 until the subvolume is complete: all of them if the stream is damaged or ends early, and all but the
-last 64 MiB of the stream after a signal, a power cut or another error. To give up, delete the
+last 64 MiB of the stream after a power cut, SIGKILL or another error. To give up, delete the
 snapshot. A writable snapshot of it that has the name of the subvolume counts as what a crash has
 left of that, and is replaced.
 
@@ -35,10 +38,14 @@ what its owner may not change: for other users a stream with devices, capabiliti
 directories and files that change later fails. Incremental streams are refused. Nothing outside of
 the new directories is read or changed, whatever the stream contains.
 
-The volume must not be mounted.
+VOLUME may be a directory of a mounted volume, in which the subvolumes are created: the process of
+the mount applies the stream, for root and the owner of the mount, if they can write to the
+directory. A subvolume has no name on the mount before it is complete. It is deleted if the command
+is interrupted; if the mount ends then, it stays, writable.
 
     btrfs send /srv/snap1 | butternut receive disk.img
     butternut receive -f full.stream disk.img /backups
+    butternut receive -f full.stream /mnt/backups
     ssh host btrfs send /srv/snap1 | butternut receive --resume disk.img
     butternut receive -f full.stream --to-directory /tmp/tree
     butternut receive -f full.stream --dump";
@@ -51,7 +58,7 @@ pub(crate) struct ReceiveArgs {
     /// Stop after the first end command of the stream, not at the end of the input
     #[arg(short = 'e')]
     pub(crate) end_command: bool,
-    /// Print the commands of the stream, one a line, and apply nothing
+    /// Print the commands of the stream, one a line or with --json one an object, and apply nothing
     #[arg(long, conflicts_with = "volume")]
     pub(crate) dump: bool,
     /// Keep what is applied if the receive is interrupted, and go on with one that was
@@ -64,10 +71,9 @@ pub(crate) struct ReceiveArgs {
         value_name = "VOLUME",
         required_unless_present_any = ["dump", "to_directory"],
         help = "Block device or image file: \
-        PATH[,PATH...][@SUBVOL][?offset=N]"
+        PATH[,PATH...][@SUBVOL][?offset=N|?partition=N], or a directory of a mounted volume"
     )]
     pub(crate) volume: Option<OsString>,
-    /// Directory in which the subvolumes are created
-    #[arg(default_value = "/")]
-    pub(crate) path: OsString,
+    /// Directory in which the subvolumes are created [default: /]
+    pub(crate) path: Option<OsString>,
 }

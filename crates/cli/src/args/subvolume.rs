@@ -41,7 +41,7 @@ The change is durable when the command ends.
 Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 
 The subvolume of a mounted volume is named by its path alone, or by a path in the volume and its id.
-This needs root:
+A directory that is not the root of a subvolume is refused. This needs root:
   butternut subvolume set-default MOUNT/PATH
   butternut subvolume set-default MOUNT ID";
 
@@ -129,7 +129,9 @@ Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is t
 Subvolumes of a mounted volume are named by their paths alone, or by an id and a path in the volume;
 their space is freed in the background. This needs root, or for paths the mount option
 user_subvol_rm_allowed. Only root can list the subvolumes inside others, so -R of another user
-deletes only a subvolume with none inside. A mount point is refused:
+deletes only a subvolume with none inside. A mount point is refused, and so are the default
+subvolume, one that is being sent, and one inside a read-only subvolume until `property set PATH ro
+false` has made that writable:
   butternut subvolume delete [-R] MOUNT/PATH...
   butternut subvolume delete -i ID MOUNT";
 

@@ -10,7 +10,7 @@ pub(crate) struct VolumeArgs {
     #[arg(
         value_name = "VOLUME",
         help = "Block device or image file: \
-        PATH[,PATH...][@SUBVOL][?offset=N]"
+        PATH[,PATH...][@SUBVOL][?offset=N|?partition=N]"
     )]
     pub(crate) volume: OsString,
 }

@@ -3,18 +3,22 @@
 //! kernel does not count.
 
 use std::io::Write;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use butternut::Subvolume;
+use butternut::device::Device;
+use butternut::{DevicePath, Subvolume};
 use butternut_check::{
     CheckError, CheckOptions, Counts, Finding, QgroupCount, Report, Severity, check, open_device,
 };
 use serde_json::Value;
 
 use crate::args::{CheckArgs, GlobalArgs};
+use crate::commands::mounted::directory::MountedDirectory;
+use crate::control::hold::HeldDevice;
 use crate::failure::{Completion, Failure, chain, hints};
 use crate::output::size::{Units, pretty};
+use crate::output::text::counted;
 use crate::output::{Output, json, stderr_line, text};
 use crate::volume;
 use crate::volume::arg::VolumeArg;
@@ -45,8 +49,25 @@ pub(crate) fn run(global: &GlobalArgs, args: &CheckArgs, out: &mut Output) -> Co
     }
 }
 
+const COMMAND: &str = "check";
+
+/// The longest time for which the process of a mount may not say whether it has kept the commit.
+const HELD_WAIT_MAX: Duration = Duration::from_secs(10);
+
 fn check_volume(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Report), Failure> {
+    let mounted = MountedDirectory::open_only(&args.volume.volume)?;
+    match mounted {
+        Some(mounted) if args.online => return check_mounted(global, args, &mounted),
+        Some(mounted) => {
+            return Err(Failure::new(mounted.shown(), "is a directory")
+                .hint("name the image file or device; for a mounted volume add --online"));
+        }
+        None => {}
+    }
     let volume_arg = volume::parse_arg(&args.volume.volume)?;
+    if args.online {
+        return Err(Failure::new(volume_arg.typed, "is no directory of a mounted volume"));
+    }
     if volume::stream::is_named(&volume_arg)? {
         return Err(volume::stream::refused(&volume_arg));
     }
@@ -57,9 +78,52 @@ fn check_volume(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Rep
     let mut devices = Vec::with_capacity(volume_arg.devices.len());
     for device in &volume_arg.devices {
         volume::check_device(&device.path)?;
-        let opened = open_device(&device.path, device.offset, args.force);
+        let opened = open_device(&device.path, device.offset, device.bytes, args.force);
         devices.push(opened.map_err(|error| failure(&volume_arg, &error))?);
     }
+    let report = check_devices(global, args, (&volume_arg, devices), None)?;
+    Ok((volume_arg, report))
+}
+
+/// Checks the last commit of a mounted volume. Its process keeps that on the devices meanwhile.
+fn check_mounted(
+    global: &GlobalArgs,
+    args: &CheckArgs,
+    mounted: &MountedDirectory<'_>,
+) -> Result<(VolumeArg, Report), Failure> {
+    let (hold, kept) = mounted.hold(COMMAND)?;
+    if let Some(other) = kept.devices.iter().find(|device| !device.is_there()) {
+        let path = other.path.display().to_string();
+        return Err(Failure::new(path, "is another file or device than the mounted one"));
+    }
+    let path = |device: HeldDevice| DevicePath {
+        path: device.path,
+        offset: device.offset,
+        bytes: device.bytes,
+    };
+    let devices = kept.devices.into_iter().map(path).collect();
+    let (subvolume, typed) = (Subvolume::Default, mounted.shown());
+    let volume_arg = VolumeArg { devices, subvolume, typed };
+    let mut devices = Vec::with_capacity(volume_arg.devices.len());
+    for device in &volume_arg.devices {
+        volume::check_device(&device.path)?;
+        let opened = open_device(&device.path, device.offset, device.bytes, true);
+        devices.push(opened.map_err(|error| failure(&volume_arg, &error))?);
+    }
+    let report = check_devices(global, args, (&volume_arg, devices), Some(kept.generation));
+    // What was read after the end of the mount may belong to a later commit.
+    if !hold.end(Instant::now() + HELD_WAIT_MAX) {
+        return Err(Failure::new(volume_arg.typed, "the mount has ended while it was checked"));
+    }
+    Ok((volume_arg, report?))
+}
+
+fn check_devices(
+    global: &GlobalArgs,
+    args: &CheckArgs,
+    (volume_arg, devices): (&VolumeArg, Vec<Arc<dyn Device>>),
+    held_since: Option<u64>,
+) -> Result<Report, Failure> {
     let reported = Mutex::new(Instant::now());
     let progress = |counts: &Counts| {
         let Ok(mut last) = reported.try_lock() else { return };
@@ -73,38 +137,46 @@ fn check_volume(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Rep
         threads: args.threads.map_or(0, usize::from),
         degraded: global.degraded,
         qgroup_report: args.qgroup_report,
+        held_since,
         progress: global.verbose.then_some(&progress),
         ..CheckOptions::default()
     };
-    let report = check(devices, &options).map_err(|error| failure(&volume_arg, &error))?;
+    let report = check(devices, &options).map_err(|error| failure(volume_arg, &error))?;
     if global.verbose {
         stderr_line(&format!("{}: {}", volume_arg.typed, describe(&report.counts)));
     }
-    Ok((volume_arg, report))
+    Ok(report)
 }
 
 fn failure(volume_arg: &VolumeArg, error: &CheckError) -> Failure {
     let failure = Failure::new(volume_arg.typed.clone(), chain(error));
     let in_use = "unmount it, mount it read-only, or add --force";
-    failure.hint_if(match error {
+    let failure = failure.hint_if(match error {
         CheckError::Mounted { .. } => Some(in_use),
         CheckError::Device { source } if hints::is_busy(source) => Some(in_use),
         CheckError::Device { source } => hints::of_device(source),
         CheckError::Volume(error) => hints::of_volume(error),
-        CheckError::Threads(_) => None,
-    })
+        CheckError::Threads(_) | CheckError::Changing { .. } => None,
+    });
+    match error {
+        CheckError::Volume(error) => volume::contents::explain(volume_arg, failure, error),
+        CheckError::Mounted { .. }
+        | CheckError::Device { .. }
+        | CheckError::Threads(_)
+        | CheckError::Changing { .. } => failure,
+    }
 }
 
 fn describe(counts: &Counts) -> String {
-    let text = format!(
-        "{} trees, {} tree blocks, {} items, {} extents, {} subvolumes, {} inodes",
-        counts.trees,
-        counts.tree_blocks,
-        counts.items,
-        counts.extents,
-        counts.subvolumes,
-        counts.inodes,
-    );
+    let parts = [
+        counted(counts.trees, "tree", "trees"),
+        counted(counts.tree_blocks, "tree block", "tree blocks"),
+        counted(counts.items, "item", "items"),
+        counted(counts.extents, "extent", "extents"),
+        counted(counts.subvolumes, "subvolume", "subvolumes"),
+        counted(counts.inodes, "inode", "inodes"),
+    ];
+    let text = parts.join(", ");
     if counts.data_bytes_read == 0 {
         return text;
     }
@@ -148,8 +220,11 @@ fn print(
         let warnings = report.warnings().count();
         writeln!(
             out,
-            "{}: {verdict} at generation {}: {errors} errors, {warnings} warnings",
-            volume_arg.typed, report.generation
+            "{}: {verdict} at generation {}: {}, {}",
+            volume_arg.typed,
+            report.generation,
+            counted(errors, "error", "errors"),
+            counted(warnings, "warning", "warnings"),
         )?;
     }
     Ok(())

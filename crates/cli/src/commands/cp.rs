@@ -1,5 +1,9 @@
 //! `cp`: copies files inside a volume; the copies share their data with the originals.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
 use butternut::{Error, File, FileId, FileKind, Follow, Privileges, SetAttributes, SetTime, Stat};
 
 use super::mv::{MadeNames, is_directory};
@@ -11,6 +15,10 @@ use crate::output::{Output, text};
 
 /// Bytes per read and write of a copy.
 const COPY_BYTES: usize = 4 << 20;
+
+/// What to do about a path that exists outside of the volume only.
+const INTO_VOLUME: &str = "cp copies inside the volume; `butternut import` copies into it";
+const OUT_OF_VOLUME: &str = "cp copies inside the volume; `butternut export` copies out of it";
 
 pub(crate) fn run(global: &GlobalArgs, args: &CpArgs, out: &mut Output) -> Outcome {
     let paths: Vec<Vec<u8>> = args.paths.iter().map(text::bytes).collect();
@@ -32,7 +40,11 @@ pub(crate) fn run(global: &GlobalArgs, args: &CpArgs, out: &mut Output) -> Outco
             let dir = transaction.find(dest, Follow::Last)?;
             Transaction::location_in(dir, dest, split(path).1)
         } else {
-            transaction.locate(dest)?
+            transaction.locate(dest).map_err(|failure| {
+                let parent = Path::new(OsStr::from_bytes(dest)).parent();
+                let is_outside = parent.is_some_and(Path::is_dir);
+                if is_outside { failure.hint(OUT_OF_VOLUME) } else { failure }
+            })?
         };
         to.refuse_slash()?;
         made.add(&to)?;
@@ -48,7 +60,10 @@ fn copy(
     path: &[u8],
     to: &Location,
 ) -> Result<(), Failure> {
-    let id = transaction.find(path, Follow::Last)?;
+    let id = transaction.find(path, Follow::Last).map_err(|failure| {
+        let is_outside = Path::new(OsStr::from_bytes(path)).exists();
+        if is_outside { failure.hint(INTO_VOLUME) } else { failure }
+    })?;
     let stat = transaction.stat(id, path)?;
     if stat.kind == FileKind::Directory {
         return Err(Failure::new(text::escaped(path), "is a directory")

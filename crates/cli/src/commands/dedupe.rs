@@ -4,7 +4,8 @@
 //!    places: a volume that is not mounted ([`volume`]), and paths of mounted filesystems
 //!    ([`live`]).
 //! 2. The first argument decides which: a directory is a path of a mounted filesystem. So are
-//!    regular files, if there are several and the first one holds no volume.
+//!    regular files, if there are several and the first one holds no volume, and a name that does
+//!    not exist below a directory of a mounted volume.
 //! 3. A file that cannot be read is reported, and the run goes on; the exit status is 1 then.
 
 mod index_file;
@@ -24,6 +25,7 @@ use butternut_dedupe::{
 use butternut_format::super_block::{COPY_OFFSETS, MAGIC};
 
 use self::index_file::IndexFile;
+use super::mounted::is_path;
 use super::progress::Progress;
 use crate::args::{DedupeArgs, GlobalArgs, parse_bytes};
 use crate::failure::{Completion, Failure, Outcome};
@@ -57,7 +59,8 @@ pub(crate) fn run(global: &GlobalArgs, args: &DedupeArgs, out: &mut Output) -> O
 /// Returns whether the arguments are paths of mounted filesystems (law 2).
 fn is_live(paths: &[OsString]) -> bool {
     let Some(first) = paths.first() else { return false };
-    if Path::new(first).is_dir() {
+    let is_missing = !Path::new(first).exists() && is_path(first, paths.len() == 1);
+    if is_missing || Path::new(first).is_dir() {
         return true;
     }
     let are_files = paths.iter().all(|path| Path::new(path).is_file());

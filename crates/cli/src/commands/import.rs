@@ -9,6 +9,7 @@
 //! volume.
 
 mod apply;
+pub(super) mod demand;
 mod entry;
 mod scan;
 
@@ -33,8 +34,12 @@ use crate::failure::{Failure, Outcome};
 use crate::output::size::{Units, pretty};
 use crate::output::{Output, stderr_line, text};
 use apply::{Apply, Top};
+use demand::Demand;
 use entry::ReadOptions;
 use scan::{STEPS_MAX, Walker, work};
+
+/// Size of a checksum of the default algorithm, in bytes.
+const CSUM_BYTES: u64 = 4;
 
 /// Maximum number of reader threads.
 const THREADS_MAX: usize = 64;
@@ -59,21 +64,29 @@ pub(crate) fn run(global: &GlobalArgs, args: &ImportArgs, out: &mut Output) -> O
     let source = Source::open(&args.src, false)?;
     let mut transaction = Transaction::open(global, &args.volume)?;
     let dest = text::bytes(&args.dest);
-    let top = top_of(&transaction, &source, name_of(typed), &dest)?;
+    let (top, copy_path) = top_of(&transaction, &source, name_of(typed), &dest)?;
+    let free_bytes = transaction
+        .filesystem()
+        .statfs()
+        .map_or(0, |found| found.blocks_available.saturating_mul(found.block_bytes.into()));
     let volume_files = files_of(transaction.devices());
     let rules = Rules { no_owner: args.import_options.no_owner, epoch: None };
     let progress = Progress::new(global);
+    let mut is_full = false;
     let copied = copy(
-        transaction.filesystem(),
+        (transaction.filesystem(), &mut is_full),
         source,
-        top,
+        (top, (typed.to_vec(), copy_path)),
         &args.import_options,
         rules,
         &progress,
         &volume_files,
     );
     progress.finish();
-    let counts = copied?;
+    let counts = match copied {
+        Err(failure) if is_full => return Err(with_demand(failure, args, free_bytes)),
+        copied => copied?,
+    };
     transaction.record("made", &dest);
     if global.verbose && !global.json {
         stderr_line(&described(&dest, counts));
@@ -81,13 +94,25 @@ pub(crate) fn run(global: &GlobalArgs, args: &ImportArgs, out: &mut Output) -> O
     transaction.finish(global, out, |object| counts.put_into(object))
 }
 
+/// Adds how much space the source needs to the failure of an import into a full volume.
+fn with_demand(failure: Failure, args: &ImportArgs, free_bytes: u64) -> Failure {
+    let one_file_system = args.import_options.one_file_system;
+    let Ok(demand) = Demand::of(&args.src, CSUM_BYTES, one_file_system) else { return failure };
+    let needed = pretty(demand.device_bytes(1, 2), Units::Binary);
+    let free = pretty(free_bytes, Units::Binary);
+    failure.hint(format!(
+        "the copy needs about {needed}, and {free} were free; remove files, or extend the volume \
+         with `butternut filesystem resize`"
+    ))
+}
+
 fn described(dest: &[u8], counts: Counts) -> String {
     format!(
-        "{}: {} files, {} directories, {} links, {}",
+        "{}: {}, {}, {}, {}",
         text::escaped(dest),
-        counts.files,
-        counts.directories,
-        counts.links,
+        text::counted(counts.files, "file", "files"),
+        text::counted(counts.directories, "directory", "directories"),
+        text::counted(counts.links, "link", "links"),
         pretty(counts.bytes, Units::Binary)
     )
 }
@@ -102,8 +127,10 @@ pub(super) fn into_root(
     volume_files: &[(u64, u64)],
 ) -> Result<Counts, Failure> {
     let source = Source::open(dir, true)?;
-    let top = Top::Itself(filesystem.root());
-    copy(filesystem, source, top, import_options, rules, progress, volume_files)
+    let tops = (dir.as_os_str().as_encoded_bytes().to_vec(), b"/".to_vec());
+    let top = (Top::Itself(filesystem.root()), tops);
+    let mut is_full = false;
+    copy((filesystem, &mut is_full), source, top, import_options, rules, progress, volume_files)
 }
 
 /// Returns device and inode number of the image files of a volume.
@@ -118,13 +145,13 @@ fn name_of(typed: &[u8]) -> Option<&[u8]> {
     (!matches!(name, b"" | b"." | b"..")).then_some(name)
 }
 
-/// Determines the destination: a new name, or an existing directory itself.
+/// Determines the destination: a new name, or an existing directory itself. Also returns its path.
 fn top_of(
     transaction: &Transaction,
     source: &Source,
     name: Option<&[u8]>,
     dest: &[u8],
-) -> Result<Top, Failure> {
+) -> Result<(Top, Vec<u8>), Failure> {
     let there = match transaction.filesystem().resolve(dest, Follow::Last) {
         Ok(id) => Some(id),
         Err(Error::NotFound) => None,
@@ -135,14 +162,14 @@ fn top_of(
         (Some(id), _) if transaction.stat(id, dest)?.kind != FileKind::Directory => {
             Err(failed(dest, &Error::Exists))
         }
-        (Some(id), Some(name)) => Ok(named(id, name)),
-        (Some(id), None) => Ok(Top::Itself(id)),
+        (Some(id), Some(name)) => Ok((named(id, name), text::joined(dest, name))),
+        (Some(id), None) => Ok((Top::Itself(id), dest.to_vec())),
         (None, _) => {
             let location = transaction.locate(dest)?;
             if matches!(source, Source::File { .. }) {
                 location.refuse_slash()?;
             }
-            Ok(named(location.dir, &location.name))
+            Ok((named(location.dir, &location.name), location.path))
         }
     }
 }
@@ -182,11 +209,12 @@ impl Source {
     }
 }
 
-/// Copies: several threads read, one thread walks, and this thread creates everything.
+/// Copies: several threads read, one thread walks, and this thread creates everything. Sets
+/// `is_full` if the volume has no space left. `top` has the paths of the source and of its copy.
 fn copy(
-    filesystem: &Filesystem,
+    (filesystem, is_full): (&Filesystem, &mut bool),
     source: Source,
-    top: Top,
+    top: (Top, (Vec<u8>, Vec<u8>)),
     import_options: &ImportOptions,
     rules: Rules,
     progress: &Progress,
@@ -215,6 +243,7 @@ fn copy(
         let run = apply.run(&found);
         drop(found);
         let counts = apply.counts;
+        *is_full = apply.is_full.get();
         drop(apply);
         run.map(|()| counts)
     })

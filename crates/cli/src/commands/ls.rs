@@ -1,6 +1,8 @@
 //! `ls`: lists directory contents.
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::io::Write;
 
 use butternut::{DirEntry, Error, FIRST_ENTRY, FileId, FileKind, Follow, Stat};
@@ -33,38 +35,123 @@ struct Lister<'a> {
 
 pub(crate) fn run(global: &GlobalArgs, args: &LsArgs, out: &mut Output) -> Outcome {
     let opened = OpenVolume::from_arg(global, &args.volume)?;
-    let path = text::bytes(&args.path);
-    let id = opened.resolve(&args.path, Follow::NotLast)?;
     let json = global.json.then(json::List::default);
     let mut lister =
         Lister { opened: &opened, args, json, done: Completion::Success, entered: HashSet::new() };
-    let kind = opened.filesystem.stat(id).map_err(|e| Failure::of(text::escaped(&path), &e))?.kind;
-    let top = WalkEntry { path: WalkPath::new(path), id, kind, depth: 0 };
-    let printed = lister.all(&top, out);
+    let printed = match args.paths.as_slice() {
+        [path] => lister.find(path).and_then(|top| lister.one(&top, out)),
+        paths => lister.several(paths, out),
+    };
     lister.done.after(printed)
 }
 
 impl Lister<'_> {
-    fn all(&mut self, top: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
-        if top.kind == FileKind::Directory && !self.args.directory {
-            self.directory(top, out)?;
+    fn find(&self, path: &OsString) -> Result<WalkEntry, Failure> {
+        let bytes = text::bytes(path);
+        let id = self.opened.resolve(path, Follow::NotLast)?;
+        let stat = self.opened.filesystem.stat(id);
+        let kind = stat.map_err(|error| Failure::of(text::escaped(&bytes), &error))?.kind;
+        Ok(WalkEntry { path: WalkPath::new(bytes), id, kind, depth: 0 })
+    }
+
+    fn is_listed(&self, top: &WalkEntry) -> bool {
+        top.kind == FileKind::Directory && !self.args.directory
+    }
+
+    fn is_long(&self) -> bool {
+        self.args.long || self.args.numeric_uid_gid
+    }
+
+    fn one(&mut self, top: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
+        if self.is_listed(top) {
+            self.directory(top, self.args.recursive, out)?;
         } else {
             let path = top.path.bytes();
             let entry = self.entry(path.clone(), path, top.id)?;
             self.print(vec![entry], out)?;
         }
+        self.end(out)
+    }
+
+    /// Lists files first, and then directories, each with its name. A failure is reported, and the
+    /// next path follows.
+    fn several(&mut self, paths: &[OsString], out: &mut Output) -> Result<(), Failure> {
+        let (mut files, mut directories) = (Vec::new(), Vec::new());
+        for path in paths {
+            let found = self.find(path);
+            let entry = found.and_then(|top| {
+                let path = top.path.bytes();
+                Ok((self.entry(path.clone(), path, top.id)?, top))
+            });
+            match entry {
+                Ok((entry, top)) if self.is_listed(&top) => directories.push((entry, top)),
+                Ok((entry, _)) => files.push(entry),
+                Err(failure) => self.report(&failure),
+            }
+        }
+        if !self.args.unsorted {
+            files.sort_by_cached_key(|entry| self.key(entry.id, &entry.name));
+            directories.sort_by_cached_key(|(entry, _)| self.key(entry.id, &entry.name));
+        }
+        if self.args.reverse {
+            files.reverse();
+            directories.reverse();
+        }
+        let mut is_first = files.is_empty();
+        self.print(files, out)?;
+        for (_, top) in directories {
+            if !is_first && self.json.is_none() {
+                out.write_all(b"\n")?;
+            }
+            is_first = false;
+            // A directory that is below another one is listed again.
+            self.entered.clear();
+            match self.directory(&top, true, out) {
+                Err(failure @ Failure::Message { .. }) => self.report(&failure),
+                listed => listed?,
+            }
+        }
+        self.end(out)
+    }
+
+    fn end(&mut self, out: &mut Output) -> Result<(), Failure> {
         if let Some(list) = self.json.take() {
             list.end(out)?;
         }
         Ok(())
     }
 
-    /// Lists `top`, and with --recursive all directories below it, sorted by name.
-    fn directory(&mut self, top: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
+    fn report(&mut self, failure: &Failure) {
+        stderr_line(&failure.to_string());
+        self.done = Completion::PartialFailure;
+    }
+
+    /// Returns what an entry is sorted by. One that cannot be read is the oldest and smallest.
+    fn key(&self, id: FileId, name: &[u8]) -> (Reverse<(i64, u32)>, Vec<u8>) {
+        let stat = if self.args.by_time || self.args.by_size {
+            self.opened.filesystem.stat(id).ok()
+        } else {
+            None
+        };
+        let key = match stat {
+            Some(stat) if self.args.by_time => (stat.mtime.secs, stat.mtime.nanos),
+            Some(stat) => (i64::try_from(stat.size).unwrap_or(i64::MAX), 0),
+            None => (i64::MIN, 0),
+        };
+        (Reverse(key), name.to_vec())
+    }
+
+    /// Lists `top`, and with --recursive all directories below it. `is_named`: with their names.
+    fn directory(
+        &mut self,
+        top: &WalkEntry,
+        is_named: bool,
+        out: &mut Output,
+    ) -> Result<(), Failure> {
         let mut pending = vec![top.clone()];
         let mut first = true;
         while let Some(found) = pending.pop() {
-            if self.args.recursive && self.json.is_none() {
+            if is_named && self.json.is_none() {
                 let blank: &[u8] = if first { b"" } else { b"\n" };
                 out.write_all(blank)?;
                 let shown = out.display_name(&found.path.bytes());
@@ -91,10 +178,7 @@ impl Lister<'_> {
                 let path = text::joined(&parent, &entry.name);
                 match self.entry(entry.name, path.clone(), entry.id) {
                     Ok(entry) => lines.push(entry),
-                    Err(failure) => {
-                        stderr_line(&failure.to_string());
-                        self.done = Completion::PartialFailure;
-                    }
+                    Err(failure) => self.report(&failure),
                 }
             }
             self.print(lines, out)?;
@@ -125,7 +209,8 @@ impl Lister<'_> {
         if !self.entered.insert(found.id) {
             return Err(broken(directory_cycle()));
         }
-        let cookie = if self.args.all { 0 } else { FIRST_ENTRY };
+        let LsArgs { all, almost_all, unsorted, reverse, .. } = *self.args;
+        let cookie = if all { 0 } else { FIRST_ENTRY };
         let mut entries = Vec::new();
         for entry in self.opened.filesystem.read_dir(found.id, cookie).map_err(broken)? {
             match entry {
@@ -138,9 +223,12 @@ impl Lister<'_> {
                 }
             }
         }
-        entries.retain(|entry| self.args.all || !entry.name.starts_with(b"."));
-        if !self.args.unsorted {
-            entries.sort_by(|a, b| a.name.cmp(&b.name));
+        entries.retain(|entry| all || almost_all || !entry.name.starts_with(b"."));
+        if !unsorted {
+            entries.sort_by_cached_key(|entry| self.key(entry.id, &entry.name));
+        }
+        if reverse {
+            entries.reverse();
         }
         Ok(entries)
     }
@@ -148,7 +236,7 @@ impl Lister<'_> {
     /// Reads the attributes that the output format needs.
     fn entry(&self, name: Vec<u8>, path: Vec<u8>, id: FileId) -> Result<Entry, Failure> {
         let named = |error: &butternut::Error| Failure::of(text::escaped(&path), error);
-        let stat = if self.args.long || self.json.is_some() {
+        let stat = if self.is_long() || self.json.is_some() {
             Some(self.opened.filesystem.stat(id).map_err(|error| named(&error))?)
         } else {
             None
@@ -163,8 +251,7 @@ impl Lister<'_> {
     }
 
     fn failed(&mut self, path: &[u8], error: &butternut::Error) {
-        stderr_line(&Failure::of(text::escaped(path), error).to_string());
-        self.done = Completion::PartialFailure;
+        self.report(&Failure::of(text::escaped(path), error));
     }
 
     fn print(&mut self, entries: Vec<Entry>, out: &mut Output) -> Result<(), Failure> {

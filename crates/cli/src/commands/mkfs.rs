@@ -7,19 +7,20 @@ mod rootdir;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use butternut::Subvolume;
+use butternut::{DevicePath, Subvolume};
 use butternut_mkfs::{
     ChecksumKind, FeatureName, Features, Identity, Made, MadeGroup, MkfsError, MkfsOptions,
-    Profile, Target, Time, Uuid,
+    Overlap, Profile, Target, Time, Uuid,
 };
 use butternut_sys::errno::Errno;
 use serde_json::Value;
 
 use crate::args::{GlobalArgs, MkfsArgs};
 use crate::failure::{Completion, Failure, Outcome, chain, hints, without_object};
-use crate::output::size::{Units, pretty};
+use crate::output::size::{Units, exact, pretty};
 use crate::output::{Output, json, text};
 use crate::volume;
 use crate::volume::arg::VolumeArg;
@@ -39,6 +40,9 @@ const PROFILES: [Profile; 9] = [
     Profile::Raid6,
 ];
 
+/// Offsets that messages propose are multiples of this, in bytes.
+const OFFSET_UNIT: u64 = 1 << 20;
+
 pub(crate) fn run(global: &GlobalArgs, args: &MkfsArgs, out: &mut Output) -> Outcome {
     if words(&args.features).any(|word| word == "list-all") {
         return list_features(global, out);
@@ -54,7 +58,8 @@ pub(crate) fn run(global: &GlobalArgs, args: &MkfsArgs, out: &mut Output) -> Out
             failure.hint("name an image file or a block device, or create a file with --size")
         })?;
     }
-    let target = Target { path: device.path.clone(), offset: device.offset };
+    let DevicePath { path, offset, bytes } = device.clone();
+    let target = Target { path, offset, bytes };
     let is_new = !target.path.exists();
     let mut made = target.make(&options).map_err(|error| failure(&volume_arg, &target, &error))?;
     let mut counts = None;
@@ -184,9 +189,13 @@ fn failure(volume_arg: &VolumeArg, target: &Target, error: &MkfsError) -> Failur
         without_object(&why, &path).replace(&format!("cannot make {path} "), "cannot be made ");
     let failure = Failure::new(volume_arg.typed.clone(), why);
     match error {
-        MkfsError::Device(error) => failure.hint_if(hints::of_device(error)),
+        MkfsError::Device(error) => match hints::of_mounted(error) {
+            Some(mounted) => failure.hint(mounted),
+            None => failure.hint_if(hints::of_device(error)),
+        },
         MkfsError::Extend { cause, .. } => failure.hint_if(of_extend(*cause)),
         MkfsError::InUse { .. } => failure.hint("--force overwrites it"),
+        MkfsError::Overlaps { range, with } => failure.hint(of_overlap(target, range, with)),
         MkfsError::TooSmall { bytes_min, .. } => failure.hint(format!(
             "the minimum size is {}, with --mixed 16.00MiB",
             pretty(*bytes_min, Units::Binary)
@@ -208,6 +217,25 @@ fn failure(volume_arg: &VolumeArg, target: &Target, error: &MkfsError) -> Failur
         | MkfsError::LabelBytes
         | MkfsError::Random(_) => failure,
     }
+}
+
+/// Returns where a new volume overlaps nothing, if that is known.
+fn of_overlap(target: &Target, range: &Range<u64>, with: &Overlap) -> String {
+    let at = |offset| format!("{}?offset={}", target.path.display(), exact(offset));
+    let file_bytes = std::fs::metadata(&target.path).map_or(0, |found| found.len());
+    let other = match with {
+        Overlap::Partition { number, .. } => {
+            format!("{}?partition={number} is that partition; ", target.path.display())
+        }
+        Overlap::Filesystem { range: found, .. } if found.start > range.start => {
+            format!("--size {} ends in front of it; ", exact(found.start - range.start))
+        }
+        Overlap::Filesystem { range: found, .. } if found.end < file_bytes => {
+            format!("{} is behind it; ", at(found.end.next_multiple_of(OFFSET_UNIT)))
+        }
+        Overlap::Filesystem { .. } | Overlap::Table { .. } => String::new(),
+    };
+    format!("{other}--force overwrites it")
 }
 
 /// Returns what the user can do about an image file that cannot be created or extended.

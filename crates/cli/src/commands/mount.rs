@@ -17,7 +17,6 @@ mod join;
 pub(crate) mod mount8;
 pub(super) mod options;
 
-pub(crate) use join::device_identity;
 mod remount;
 mod signals;
 mod syslog;
@@ -27,6 +26,7 @@ use std::ffi::OsString;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use butternut::Filesystem;
@@ -134,6 +134,15 @@ fn report_joined(global: &GlobalArgs, plan: &Plan, out: &mut Output) -> Outcome 
     Ok(Completion::Success)
 }
 
+/// What a send stream makes can only be read, so no option is needed for that.
+fn make_read_only(global: &GlobalArgs, plan: &mut Plan) -> Result<(), Failure> {
+    if plan.options.is_writable_named && !global.quiet {
+        let shown = &plan.volume.typed;
+        stderr_line(&format!("{shown}: note: a send stream is mounted read-only"));
+    }
+    plan.options.apply(b"ro")
+}
+
 /// Serves the mount until it is unmounted.
 fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     if args.ready {
@@ -150,23 +159,20 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     // Read when signals are served: a device may hang.
     let is_stream = volume::stream::is_named(&plan.volume)?;
     if is_stream {
-        // What it makes can only be read, so no option is needed.
-        plan.options.apply(b"ro")?;
+        make_read_only(global, &mut plan)?;
     }
     let filesystem = open(&plan, is_stream)?;
     if let Some(mount) = &device_mount {
         mount.watch(&filesystem);
     }
     if !global.quiet {
-        for notice in filesystem.notices() {
-            stderr_line(&format!("{}: note: {notice}", plan.volume.typed));
-        }
+        print_notices(&plan, &filesystem, is_stream);
     }
     let mountpoint = plan.mountpoint.canonicalize().unwrap_or_else(|_| plan.mountpoint.clone());
     // Read before the mount, which may hide the paths of the devices.
     // Other mounts of a stream are volumes of their own.
     let devices = if is_stream { Vec::new() } else { join::device_identities(&plan.volume) };
-    let paths = join::device_paths(&plan.volume);
+    let volume = join::device_paths(&plan.volume);
     let settings = fixed_options::values(&plan.options);
     plan.options.fuse.top_level = join::top_level_path(&filesystem);
     if args.ready && daemon::is_abandoned() {
@@ -177,8 +183,17 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     let made =
         make(&plan, &filesystem, device_mount, attempt).inspect_err(|_| signals.mount_failed())?;
     signals.unmount_on_signal(made.unmounter, mountpoint.clone());
-    let (synchronous, whole) = (made.serving.synchronous(), made.serving.detached_mount());
-    let served = ServedMount { filesystem, devices, paths, settings, synchronous, whole };
+    let served = ServedMount {
+        filesystem,
+        devices,
+        paths: volume.iter().map(|device| device.path.clone()).collect(),
+        volume,
+        settings,
+        synchronous: made.serving.synchronous(),
+        whole: made.serving.detached_mount(),
+        is_resizing: AtomicBool::new(false),
+        hidden_names: made.serving.hidden_names(),
+    };
     let control = serve_control(global, served, made.serving.device(), &mountpoint);
     let is_reported = !args.ready || daemon::report_mounted();
     if !args.ready && !global.quiet {
@@ -205,6 +220,19 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     }
     completion(ended, &mountpoint)?;
     Ok(if is_reported { Completion::Success } else { Completion::PartialFailure })
+}
+
+/// Prints what is to be known of an open volume, before it is mounted.
+fn print_notices(plan: &Plan, filesystem: &Filesystem, is_stream: bool) {
+    for notice in filesystem.notices() {
+        stderr_line(&format!("{}: note: {notice}", plan.volume.typed));
+    }
+    if is_stream {
+        return;
+    }
+    for note in &volume::contents::notes(&plan.volume.devices) {
+        stderr_line(note);
+    }
 }
 
 /// A mount that is served. Every way out ends it as [`Serving::wait`] does (law 4).
@@ -267,7 +295,7 @@ fn open(plan: &Plan, is_stream: bool) -> Result<Filesystem, Failure> {
     }
     volume::check_devices(&plan.volume)?;
     Filesystem::open(&plan.volume.devices, options).map_err(|error| {
-        let failure = Failure::of(plan.volume.typed.clone(), &error);
+        let failure = volume::not_opened(&plan.volume, options, &error);
         let may_help = !failure.has_hint() || hints::is_write_refused(&error);
         let read_only = options.clone().read_only(true);
         if !options.read_only && may_help && volume::open(&plan.volume, &read_only).is_ok() {

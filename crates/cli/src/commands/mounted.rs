@@ -8,6 +8,7 @@
 //! 2. Data that other programs have written is in a snapshot: it is synced first.
 
 pub(crate) mod delete;
+pub(crate) mod directory;
 pub(crate) mod root_tree;
 
 use std::ffi::{OsStr, OsString};
@@ -23,7 +24,7 @@ use butternut_sys::{mounts, subvolume_calls};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::transaction::received;
+use super::transaction::{not_a_subvolume, received};
 use crate::args::GlobalArgs;
 use crate::control::device_number;
 use crate::failure::hints::QUOTA_REACHED;
@@ -168,16 +169,25 @@ pub(crate) fn snapshot(
 pub(crate) fn set_default(
     global: &GlobalArgs,
     path: &OsStr,
-    id: Option<u64>,
+    named_id: Option<u64>,
     out: &mut Output,
 ) -> Outcome {
     let path = Path::new(path);
     let dir = open(path).map_err(|error| failed(path, &error))?;
-    let id = match id {
-        Some(id) => id,
-        None => subvolume_calls::info(dir.as_fd()).map_err(|error| failed(path, &error))?.id,
+    let id = if let Some(id) = named_id {
+        id
+    } else {
+        // The call below returns the subvolume that contains any directory.
+        subvolume_calls::is_read_only(dir.as_fd()).map_err(|error| not_a_root(path, &error))?;
+        subvolume_calls::info(dir.as_fd()).map_err(|error| failed(path, &error))?.id
     };
-    subvolume_calls::set_default(dir.as_fd(), id).map_err(|error| failed(path, &error))?;
+    subvolume_calls::set_default(dir.as_fd(), id).map_err(|error| {
+        let is_missing = Errno::from_io_error(&error) == Some(Errno::NOENT);
+        match named_id.filter(|_| is_missing) {
+            Some(id) => no_subvolume(path, id),
+            None => failed(path, &error),
+        }
+    })?;
     let mut changes = Changes::new(global);
     changes.record("made the default", path);
     changes.finish(out)
@@ -227,7 +237,7 @@ fn not_cleaned(path: &Path, error: &io::Error) -> Failure {
 pub(crate) fn is_read_only(path: &OsStr) -> Result<bool, Failure> {
     let path = Path::new(path);
     let root = open(path).map_err(|error| failed(path, &error))?;
-    subvolume_calls::is_read_only(root.as_fd()).map_err(|error| failed(path, &error))
+    subvolume_calls::is_read_only(root.as_fd()).map_err(|error| not_a_root(path, &error))
 }
 
 /// Makes the subvolume at a path read-only, or writable.
@@ -245,8 +255,14 @@ pub(crate) fn set_read_only(
         return Err(received(path.as_os_str().as_bytes()));
     }
     rustix::fs::syncfs(&root).map_err(|error| failed(path, &error.into()))?;
-    subvolume_calls::set_read_only(root.as_fd(), read_only)
-        .map_err(|error| failed(path, &error))?;
+    subvolume_calls::set_read_only(root.as_fd(), read_only).map_err(|error| {
+        let failure = not_a_root(path, &error);
+        match Errno::from_io_error(&error) {
+            Some(Errno::PERM) => failure
+                .hint("only root and its owner change it, and nothing does while it is being sent"),
+            _ => failure,
+        }
+    })?;
     let mut changes = Changes::new(global);
     changes.record("changed", path);
     changes.finish(out)
@@ -284,6 +300,20 @@ fn not_made(path: &Path, error: &io::Error, recursive: bool, qgroups: &[u64]) ->
         }
         _ => failure,
     }
+}
+
+/// Describes a call that only the root directory of a subvolume has.
+fn not_a_root(path: &Path, error: &io::Error) -> Failure {
+    match Errno::from_io_error(error) {
+        Some(Errno::INVAL) => not_a_subvolume(path.as_os_str().as_bytes()),
+        _ => failed(path, error),
+    }
+}
+
+/// Describes the id of a subvolume that a volume does not have.
+fn no_subvolume(path: &Path, id: u64) -> Failure {
+    Failure::new(text::escaped(path.as_os_str().as_bytes()), format!("no subvolume {id}"))
+        .hint("`butternut subvolume list` shows what there is")
 }
 
 /// Describes a failed call on a path in a mounted volume.

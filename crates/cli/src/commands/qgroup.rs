@@ -2,6 +2,7 @@
 
 mod selection;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -9,12 +10,17 @@ use std::path::Path;
 use butternut::format::quota::QgroupId;
 
 use super::filesystem::{groups::units, sync};
+use super::mounted::{self, root_tree::MountedVolume};
 use super::quota::{change, report};
-use crate::args::{GlobalArgs, QgroupCommand, QgroupLimitArgs, QgroupShowArgs, parse_bytes};
+use super::transaction::not_a_subvolume;
+use crate::args::{
+    GlobalArgs, QgroupCommand, QgroupLimitArgs, QgroupShowArgs, VolumeArgs, parse_bytes,
+};
 use crate::control::quotas::{GroupReport, GroupSubvolume, QuotaChange, QuotaReport};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::size::pretty;
 use crate::output::{Output, json, stderr_line, text};
+use crate::volume::OpenVolume;
 
 /// A column of the table: its heading, the width that it has at least, and its cells.
 struct Column {
@@ -48,13 +54,31 @@ pub(crate) fn run(global: &GlobalArgs, command: &QgroupCommand, out: &mut Output
 }
 
 fn limit(global: &GlobalArgs, args: &QgroupLimitArgs, out: &mut Output) -> Outcome {
-    let group = parse(&args.group)?;
+    let (group, volume) = match args.group_and_volume.as_slice() {
+        [group, volume] => (parse(&group.to_string_lossy())?, volume),
+        [volume] => (subvolume_at(global, volume)?, volume),
+        _ => return Err(Failure::new("qgroup limit", "no volume is named")),
+    };
+    let volume = VolumeArgs { volume: volume.clone() };
     let bytes = match args.size.as_str() {
         "none" => None,
         typed => Some(parse_bytes("SIZE", typed)?),
     };
     let is_exclusive = args.exclusive;
-    change(global, &args.volume, out, QuotaChange::Limit { group, is_exclusive, bytes })
+    change(global, &volume, out, QuotaChange::Limit { group, is_exclusive, bytes })
+}
+
+/// Returns the group of the subvolume that an argument names: its id.
+fn subvolume_at(global: &GlobalArgs, argument: &OsString) -> Result<u64, Failure> {
+    if mounted::is_directory(argument) {
+        let volume = MountedVolume::open(Path::new(argument))?;
+        if !volume.is_subvolume()? {
+            return Err(not_a_subvolume(argument.as_bytes()));
+        }
+        return volume.id();
+    }
+    let volume = VolumeArgs { volume: argument.clone() };
+    Ok(OpenVolume::from_arg(global, &volume)?.filesystem.root().subvolume)
 }
 
 /// Parses the quota groups of a new subvolume.
@@ -175,10 +199,13 @@ fn listed(groups: &[u64]) -> String {
 fn shown_path(group: &GroupReport, report: &QuotaReport) -> Vec<u8> {
     if QgroupId(group.id).level() > 0 {
         let count = children(group, report).len();
-        let plural = if count == 1 { "" } else { "s" };
-        return format!("<{count} member qgroup{plural}>").into_bytes();
+        let members = text::counted(count, "member qgroup", "member qgroups");
+        return format!("<{members}>").into_bytes();
     }
     match &group.subvolume {
+        GroupSubvolume::None if report.is_simple && group.referenced > 0 => {
+            b"<squota space holder>".to_vec()
+        }
         GroupSubvolume::None => b"<stale>".to_vec(),
         GroupSubvolume::Deleted => b"<under deletion>".to_vec(),
         GroupSubvolume::Path(path) if path.is_empty() => b"<toplevel>".to_vec(),

@@ -20,7 +20,10 @@ const COMMAND: &str = "quota";
 
 pub(crate) fn run(global: &GlobalArgs, command: &QuotaCommand, out: &mut Output) -> Outcome {
     match command {
-        QuotaCommand::Enable(args) => change(global, args, out, QuotaChange::Enable),
+        QuotaCommand::Enable(args) => {
+            let enable = if args.simple { QuotaChange::Simple } else { QuotaChange::Enable };
+            change(global, &args.volume, out, enable)
+        }
         QuotaCommand::Disable(args) => change(global, args, out, QuotaChange::Disable),
         QuotaCommand::Rescan(args) => change(global, args, out, QuotaChange::Rescan),
         QuotaCommand::Status(args) => status(global, args, out),
@@ -97,6 +100,7 @@ fn status(global: &GlobalArgs, volume: &VolumesArgs, out: &mut Output) -> Outcom
     if global.json {
         let object = Object::new()
             .put("enabled", enabled)
+            .put("mode", enabled.then(|| mode(&report)))
             .put("consistent", enabled.then_some(report.is_consistent))
             .put("groups", enabled.then_some(report.count));
         json::document(out, object)?;
@@ -104,10 +108,15 @@ fn status(global: &GlobalArgs, volume: &VolumesArgs, out: &mut Output) -> Outcom
     }
     writeln!(out, "Enabled:      {}", yes_no(enabled))?;
     if enabled {
+        writeln!(out, "Mode:         {}", mode(&report))?;
         writeln!(out, "Inconsistent: {}", yes_no(!report.is_consistent))?;
         writeln!(out, "Groups:       {}", report.count)?;
     }
     Ok(Completion::Success)
+}
+
+fn mode(report: &QuotaReport) -> &'static str {
+    if report.is_simple { "simple" } else { "full" }
 }
 
 fn yes_no(value: bool) -> &'static str {

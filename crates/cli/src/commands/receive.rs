@@ -3,43 +3,88 @@
 
 mod directory;
 mod dump;
+mod dump_json;
 mod input;
+mod interrupt;
+mod mounted;
+
+use std::io::Write;
+use std::path::Path;
 
 use butternut::receive::{ReceiveReport, ReceivedSubvolume};
 use butternut::{FileKind, Follow};
 use input::Input;
+use interrupt::Interrupt;
 use serde_json::Value;
 
+use super::mounted::directory::MountedDirectory;
+use super::mounted::usage;
 use super::transaction::{Transaction, failed};
 use crate::args::{GlobalArgs, ReceiveArgs, VolumeArgs};
 use crate::failure::{Failure, Outcome, chain};
 use crate::output::json::Object;
-use crate::output::{Output, stderr_line, text};
+use crate::output::text::counted;
+use crate::output::{Output, reporter, stderr_line, text};
+use crate::volume::stream;
 
 /// With --resume, how many bytes of the stream may have to be applied again.
 const CHECKPOINT_BYTES: u64 = 64 << 20;
 
 pub(crate) fn run(global: &GlobalArgs, args: &ReceiveArgs, out: &mut Output) -> Outcome {
-    let input = Input::open(args)?;
     if args.dump {
-        return dump::run(input, out);
+        return dump::run(global, Input::open(args, None)?, out);
     }
     if let Some(dir) = &args.to_directory {
-        return directory::run(global, input, dir, out);
+        return directory::run(global, Input::open(args, None)?, dir, out);
     }
     let Some(volume) = args.volume.clone() else {
         return Err(Failure::new("VOLUME", "is missing").hint("name an image or a device"));
     };
+    if let Some(mounted) = MountedDirectory::open(&volume)? {
+        if args.path.is_some() {
+            return Ok(usage("of a mounted volume, name the directory alone: MOUNT/PATH"));
+        }
+        if args.resume {
+            let why = "--resume is for a volume that is not mounted";
+            return Err(Failure::new(mounted.shown(), why));
+        }
+        let input = Input::open(args, None)?;
+        return mounted::run(global, &mounted, input, out);
+    }
     let volume = VolumeArgs { volume };
-    to_volume(global, args.resume, input, &volume, &text::bytes(&args.path), out)
+    refuse_stream(args, &volume)?;
+    let interrupt = Interrupt::start()?;
+    let input = Input::open(args, Some(interrupt.clone()))?;
+    let path = args.path.as_ref().map_or_else(|| b"/".to_vec(), text::bytes);
+    let done = to_volume(global, args.resume, input, &interrupt, (&volume, &path), out);
+    if let (Some(_), Err(failure)) = (interrupt.signal(), &done) {
+        // Output that cannot be written is not why the process ends.
+        out.flush().unwrap_or_default();
+        stderr_line(&failure.to_string());
+        reporter::flush();
+        interrupt.end_process();
+    }
+    done
+}
+
+/// Refuses a send stream in the place of the volume.
+fn refuse_stream(args: &ReceiveArgs, volume: &VolumeArgs) -> Result<(), Failure> {
+    let arg = crate::volume::parse_arg(std::slice::from_ref(&volume.volume))?;
+    if args.file.is_some() || !stream::is_named(&arg)? {
+        return Ok(());
+    }
+    let path = args.path.as_deref().map(Path::new).filter(|path| path.is_file());
+    let target = path.map_or_else(|| "VOLUME".to_owned(), |path| path.display().to_string());
+    let hint = format!("`butternut receive -f {} {target}` receives it", arg.typed);
+    Err(Failure::new(arg.typed, "is a send stream, not a volume").hint(hint))
 }
 
 fn to_volume(
     global: &GlobalArgs,
     is_resumed: bool,
     mut input: Input,
-    volume: &VolumeArgs,
-    path: &[u8],
+    interrupt: &Interrupt,
+    (volume, path): (&VolumeArgs, &[u8]),
     out: &mut Output,
 ) -> Outcome {
     // A stream deletes, too, and may be larger than what one transaction can hold.
@@ -62,7 +107,13 @@ fn to_volume(
     let done = done.map_err(|error| {
         let failure = Failure::of(input.name.clone(), &error);
         match report.resumable {
-            Some(count) => failure.hint(format!("{count} commands are kept; repeat it to go on")),
+            Some(count) => {
+                let kept = counted(count, "command is", "commands are");
+                failure.hint(format!("{kept} kept; repeat it to go on"))
+            }
+            None if interrupt.signal().is_some() && report.unfinished.is_none() => {
+                failure.hint("no incomplete subvolume is left; --resume would keep it")
+            }
             None => failure,
         }
     });
@@ -83,15 +134,19 @@ fn to_volume(
     for subvolume in &report.subvolumes {
         transaction.record("received", &text::joined(path, &subvolume.name));
     }
-    let subvolumes: Vec<_> = report.subvolumes.iter().map(described).collect();
+    let subvolumes = report.subvolumes.iter().map(|subvolume| {
+        let ReceivedSubvolume { id, name, uuid, is_snapshot, .. } = subvolume;
+        described(*id, name, uuid, *is_snapshot)
+    });
+    let subvolumes: Vec<_> = subvolumes.collect();
     transaction.finish_after(done, global, out, |object| object.put("subvolumes", subvolumes))
 }
 
-fn described(subvolume: &ReceivedSubvolume) -> Value {
+fn described(id: u64, name: &[u8], uuid: &[u8; 16], is_snapshot: bool) -> Value {
     let object = Object::new()
-        .put("id", subvolume.id)
-        .name("name", &subvolume.name)
-        .uuid("received_uuid", &subvolume.uuid)
-        .put("incremental", subvolume.is_snapshot);
+        .put("id", id)
+        .name("name", name)
+        .uuid("received_uuid", uuid)
+        .put("incremental", is_snapshot);
     Value::from(object)
 }

@@ -2,9 +2,9 @@
 //!
 //! 1. All changes of a command are in one transaction, which [`Transaction::finish`] commits. A
 //!    command that fails before has changed nothing, unless the library had to commit early:
-//!    because 256 MiB of metadata were dirty, or because a deletion on a full volume needed the
-//!    space. Changes of subvolumes are different: the library commits each of them at once, so
-//!    those before a failure stay.
+//!    because 256 MiB of metadata were dirty, because a deletion dropped a million references, or
+//!    because it needed the space on a full volume. Changes of subvolumes are different: the
+//!    library commits each of them at once, so those before a failure stay.
 //! 2. Changes are reported after the commit. A command that fails after durable changes reports
 //!    these, too ([`Transaction::finish_after`]).
 //! 3. The parent directory of a path is resolved through symlinks inside the volume. The last
@@ -17,9 +17,7 @@
 use std::ffi::OsString;
 
 use butternut::server::FilesystemExt;
-use butternut::{
-    DevicePath, Error, FileId, Filesystem, Follow, NewInode, Stat, Subvolume, TOP_LEVEL,
-};
+use butternut::{DevicePath, Error, FileId, Filesystem, Follow, NewInode, Stat, Subvolume};
 use rustix::process::{getegid, geteuid};
 use serde_json::Value;
 
@@ -87,6 +85,11 @@ impl Transaction {
         &self.opened.arg.typed
     }
 
+    /// Returns the argument for the same volume whose paths begin at the top level.
+    pub(crate) fn top_level(&self) -> String {
+        self.opened.top_level()
+    }
+
     /// Returns the subvolume that the argument names.
     pub(crate) fn subvolume(&self) -> &Subvolume {
         &self.opened.arg.subvolume
@@ -107,17 +110,7 @@ impl Transaction {
 
     /// Converts an error that occurred at a path (law 4).
     pub(crate) fn failed(&self, path: &[u8], error: &Error) -> Failure {
-        let failure = failed(path, error);
-        let root = self.filesystem().root().subvolume;
-        let depends_on_root = matches!(error, Error::NotFound | Error::ReadOnly { .. });
-        if root == TOP_LEVEL || !depends_on_root {
-            return failure;
-        }
-        let devices = self.opened.arg.without_subvolume();
-        failure.hint(format!(
-            "paths begin at subvolume {root}; name the volume {devices}@{TOP_LEVEL} to begin at \
-             the top level"
-        ))
+        self.opened.failed(path, error)
     }
 
     pub(crate) fn stat(&self, id: FileId, path: &[u8]) -> Result<Stat, Failure> {

@@ -18,11 +18,13 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
+use super::hold::{HeldVolume, Hold};
+use super::receive::{ReceiveRequest, ReceiveResult};
 use super::{
     RESPONSE_BYTES_MAX, Request, Response, SendRequest, SubvolumeSelector, device_number,
-    devices_name, directories, open_directory, peer, stream,
+    devices_name, directories, open_directory, peer, receive, stream,
 };
-use super::{receive, receive_descriptor, runtime_dir, send, socket_name, time_left};
+use super::{receive_descriptor, receive_line, runtime_dir, send, socket_name, time_left};
 use crate::failure::{Failure, io_text};
 use crate::output::notes::Notes;
 use crate::output::text;
@@ -131,13 +133,84 @@ pub(crate) fn request_stream(
         Err(error) => return Ok(Err(error)),
     };
     let mut line = vec![first];
-    let rest = receive(&mut stream, RESPONSE_BYTES_MAX, Instant::now() + TIMEOUT);
+    let rest = receive_line(&mut stream, RESPONSE_BYTES_MAX, Instant::now() + TIMEOUT);
     line.extend(rest.map_err(|error| failed(&error))?);
     match serde_json::from_slice(&line) {
         Ok(Response::Ok(_)) => Ok(Ok(())),
         Ok(Response::Error(why)) => Err(Failure::new(command, text::lines(&why))),
         Err(error) => Err(failed(&error.into())),
     }
+}
+
+/// Lets the mount with a device number, which contains `target`, receive a stream from `input`.
+/// Messages begin with `command`. The inner error is that of `input`.
+///
+/// # Errors
+/// As [`request`].
+pub(crate) fn request_receive(
+    command: &str,
+    (target, numbers): (&Path, (u32, u32)),
+    request: ReceiveRequest,
+    input: &mut dyn Read,
+) -> Result<io::Result<ReceiveResult>, Failure> {
+    let user = owner_at(command, target, numbers)?;
+    let failed = |error: &io::Error| {
+        let is_end =
+            matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset);
+        let why = if is_end { "its process closed the connection" } else { &io_text(error) };
+        Failure::new(command, format!("the mount at {}: {why}", target.display()))
+            .hint("what was received is not known")
+    };
+    let until = Instant::now() + TIMEOUT;
+    let mut stream = connect_with_timeout(user, socket_name(numbers), until)
+        .map_err(|error| not_connected(command, target, &error))?;
+    send(&mut stream, &Request::Receive(request), until).map_err(|error| failed(&error))?;
+    let line = receive::send_input(&mut stream, input, || Instant::now() + TIMEOUT);
+    let line = match line.map_err(|error| failed(&error))? {
+        Ok(line) => line,
+        Err(error) => return Ok(Err(error)),
+    };
+    let value = match serde_json::from_slice(&line) {
+        Ok(Response::Ok(value)) => value,
+        Ok(Response::Error(why)) => return Err(Failure::new(command, text::lines(&why))),
+        Err(error) => return Err(failed(&error.into())),
+    };
+    let result = serde_json::from_value(escape_strings(value));
+    result.map(Ok).map_err(|error| failed(&error.into()))
+}
+
+/// Lets the mount with a device number, which contains `target`, hold its last commit. Messages
+/// begin with `command`.
+///
+/// # Errors
+/// As [`request`]; the mount belongs to another user.
+pub(crate) fn request_hold(
+    command: &str,
+    (target, numbers): (&Path, (u32, u32)),
+) -> Result<(Hold, HeldVolume), Failure> {
+    let user = owner_at(command, target, numbers)?;
+    if user != rustix::process::geteuid().as_raw() {
+        let why = format!("the mount at {} belongs to another user", target.display());
+        return Err(Failure::new(command, why).hint("only its owner reads its devices"));
+    }
+    let failed = |error: &io::Error| {
+        let why = io_text(error);
+        Failure::new(command, format!("the mount at {}: {why}", target.display()))
+    };
+    let until = Instant::now() + TIMEOUT;
+    let mut stream = connect_with_timeout(user, socket_name(numbers), until)
+        .map_err(|error| not_connected(command, target, &error))?;
+    let line = send(&mut stream, &Request::Hold, until).and_then(|()| {
+        DeviceWait::with(Notes::Print).run(&stream, target)?;
+        receive_line(&mut stream, RESPONSE_BYTES_MAX, Instant::now() + TIMEOUT)
+    });
+    let value = match serde_json::from_slice(&line.map_err(|error| failed(&error))?) {
+        Ok(Response::Ok(value)) => value,
+        Ok(Response::Error(why)) => return Err(Failure::new(command, text::lines(&why))),
+        Err(error) => return Err(failed(&error.into())),
+    };
+    let volume = serde_json::from_value(value).map_err(|error| failed(&error.into()))?;
+    Ok((Hold(stream), volume))
 }
 
 /// Converts the error of a connect.
@@ -264,7 +337,7 @@ fn exchange(
         let (first, descriptor) = receive_descriptor(&stream, until)?;
         fd = descriptor;
         let mut line = vec![first];
-        line.extend(receive(&mut stream, RESPONSE_BYTES_MAX, until)?);
+        line.extend(receive_line(&mut stream, RESPONSE_BYTES_MAX, until)?);
         Ok(line)
     });
     let line = line.map_err(|error| {

@@ -9,7 +9,7 @@
 //!    report that is longer than the process said first.
 
 use butternut::format::quota::{QgroupId, STATUS_INCONSISTENT};
-use butternut::{Filesystem, Qgroup, QgroupLimits, QgroupUsage, TOP_LEVEL};
+use butternut::{Filesystem, Qgroup, QgroupLimits, QgroupUsage, QuotaMode, TOP_LEVEL};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -24,6 +24,8 @@ const GROUPS_MAX: usize = 1 << 20;
 #[serde(rename_all = "lowercase")]
 pub(crate) enum QuotaChange {
     Enable,
+    /// Enables simple quotas.
+    Simple,
     Disable,
     Rescan,
     Create {
@@ -57,6 +59,7 @@ impl QuotaChange {
         let id = QgroupId;
         match *self {
             Self::Enable => filesystem.enable_quotas().map(drop),
+            Self::Simple => filesystem.enable_simple_quotas().map(drop),
             Self::Disable => filesystem.disable_quotas().map(drop),
             Self::Rescan => filesystem.rescan_quotas(),
             Self::Create { group } => filesystem.create_qgroup(id(group)),
@@ -79,6 +82,9 @@ impl QuotaChange {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct QuotaReport {
     pub(crate) is_enabled: bool,
+    /// A mount of an earlier version serves no simple quotas.
+    #[serde(default)]
+    pub(crate) is_simple: bool,
     pub(crate) is_consistent: bool,
     /// By rising id.
     pub(crate) groups: Vec<GroupReport>,
@@ -128,6 +134,7 @@ impl QuotaReport {
         subvolumes.insert(TOP_LEVEL, GroupSubvolume::Path(Vec::new()));
         let mut report = Self {
             is_enabled: true,
+            is_simple: quotas.mode() == QuotaMode::Simple,
             is_consistent: quotas.status.flags & STATUS_INCONSISTENT == 0,
             groups: Vec::new(),
             count: quotas.groups.len(),
@@ -158,7 +165,14 @@ impl QuotaReport {
     }
 
     fn disabled() -> Self {
-        Self { is_enabled: false, is_consistent: true, groups: Vec::new(), count: 0, next: None }
+        Self {
+            is_enabled: false,
+            is_simple: false,
+            is_consistent: true,
+            groups: Vec::new(),
+            count: 0,
+            next: None,
+        }
     }
 
     /// Adds the next page (law 2).
@@ -175,7 +189,8 @@ impl QuotaReport {
         let count = self.groups.len().saturating_add(page.groups.len());
         // Some may have been created meanwhile. The first number, too, is the word of the process.
         let is_short = count <= self.count.min(GROUPS_MAX).saturating_mul(2).saturating_add(1000);
-        if !goes_on || !is_short || page.is_enabled != self.is_enabled {
+        let is_same = (page.is_enabled, page.is_simple) == (self.is_enabled, self.is_simple);
+        if !goes_on || !is_short || !is_same {
             return Err("its report changes while it is read".to_owned());
         }
         self.is_consistent &= page.is_consistent;
@@ -229,7 +244,8 @@ mod tests {
             subvolume: GroupSubvolume::None,
         };
         let groups = ids.iter().map(group).collect();
-        QuotaReport { is_enabled: true, is_consistent: true, groups, count: 9, next }
+        let (is_enabled, is_consistent) = (true, true);
+        QuotaReport { is_enabled, is_simple: false, is_consistent, groups, count: 9, next }
     }
 
     #[test]

@@ -13,21 +13,28 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use butternut::server::FilesystemExt;
 use butternut::stats::Stats;
 use butternut::{FileId, Filesystem, NamedTunable, SendOptions, SendProtocol};
-use butternut_fuse::{DetachedMount, Synchronous};
+use butternut_fuse::{DetachedMount, HiddenNames, Synchronous};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
+use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::hold::{self, HeldDevice};
 use super::quotas::QuotaReport;
-use super::stream::{PartWriter, UNMOUNTED, is_closed, is_ended};
+use super::receive;
+use super::resize::{ResizeRequest, Resized};
+use super::stream::{Connection, PartWriter, UNMOUNTED, is_closed, is_ended};
+use super::volume_report::VolumeReport;
 use super::{Format, REQUEST_BYTES_MAX, Request, Response, SendRequest, SubvolumeSelector};
 use super::{
-    devices_name, directories, make_directory, path, peer, receive, runtime_dir, send,
+    devices_name, directories, make_directory, path, peer, receive_line, runtime_dir, send,
     send_descriptor, socket_name,
 };
 use crate::failure::{chain, chain_with_hint, io_text};
@@ -40,8 +47,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of requests that wait for devices at the same time.
 const DEVICE_REQUESTS_MAX: usize = 16;
 
-/// Maximum number of streams that are sent at the same time. Their clients may read slowly, so they
-/// are no part of the requests above.
+/// Maximum number of streams that are sent and received, and of commits that are held, at the same
+/// time. Their clients may be slow, so they are no part of the requests above.
 const STREAMS_MAX: usize = 8;
 
 /// The threads that answer requests.
@@ -59,12 +66,30 @@ pub(crate) struct ServedMount {
     pub(crate) devices: Vec<String>,
     /// Their absolute paths, and those of seeds.
     pub(crate) paths: Vec<PathBuf>,
+    /// Their absolute paths, and where the volume begins in each.
+    pub(crate) volume: Vec<HeldDevice>,
     /// Options that are fixed while it is mounted ([`crate::commands`] compares them).
     pub(crate) settings: serde_json::Map<String, Value>,
     /// Changed by a remount.
     pub(crate) synchronous: Synchronous,
     /// Set if the volume can be mounted at more mount points.
     pub(crate) whole: Option<Arc<DetachedMount>>,
+    /// Set while a thread resizes the volume.
+    pub(crate) is_resizing: AtomicBool,
+    /// The subvolumes that are being received.
+    pub(crate) hidden_names: HiddenNames,
+}
+
+impl ServedMount {
+    /// Resizes the volume, unless another thread does.
+    fn resize(&self, request: ResizeRequest) -> Result<Resized, String> {
+        if self.is_resizing.swap(true, Ordering::AcqRel) {
+            return Err("another resize of the volume has not ended yet".to_owned());
+        }
+        let resized = request.apply(&self.filesystem, &self.volume);
+        self.is_resizing.store(false, Ordering::Release);
+        resized
+    }
 }
 
 /// The control socket of one mount. It is served until the value is dropped.
@@ -215,15 +240,16 @@ fn serve_connection(
             if stream.set_nonblocking(false).is_err() {
                 return;
             }
-            match receive(&mut stream, REQUEST_BYTES_MAX, until) {
+            match receive_line(&mut stream, REQUEST_BYTES_MAX, until) {
                 Ok(line) => match serde_json::from_slice::<Request>(&line) {
-                    Ok(Request::Send(request)) => {
+                    Ok(request @ (Request::Send(_) | Request::Receive(_) | Request::Hold)) => {
                         threads.streams.retain(|thread| !thread.is_finished());
                         if threads.streams.len() < STREAMS_MAX {
                             let thread = serve_stream_in_thread(served, stream, request, ended);
                             return threads.streams.extend(thread);
                         }
-                        Response::Error(format!("{STREAMS_MAX} streams are being sent already"))
+                        let why = "streams are being sent and received already";
+                        Response::Error(format!("{STREAMS_MAX} {why}"))
                     }
                     Ok(request) if request.waits_for_device() => {
                         threads.requests.retain(|thread| !thread.is_finished());
@@ -261,15 +287,27 @@ fn serve_in_thread(
     thread::Builder::new().name("butternut-req".into()).spawn(run).ok()
 }
 
-/// Starts a thread that sends a stream. Without a thread, the connection is closed.
+/// Starts a thread that sends or receives a stream. Without a thread, the connection is closed.
 fn serve_stream_in_thread(
     served: &Arc<ServedMount>,
     stream: UnixStream,
-    request: SendRequest,
+    request: Request,
     ended: &UnixStream,
 ) -> Option<JoinHandle<()>> {
     let (served, ended) = (Arc::clone(served), ended.try_clone().ok()?);
     let run = move || {
+        if let Ok(connection) = Connection::new(&stream, &ended) {
+            let filesystem = &served.filesystem;
+            // A response that cannot be sent is dropped.
+            if request == Request::Hold {
+                return hold::serve(filesystem, &served.volume, connection).unwrap_or_default();
+            }
+            if let Request::Receive(request) = request {
+                let names = &served.hidden_names;
+                return receive::serve(filesystem, names, request, connection).unwrap_or_default();
+            }
+        }
+        let Request::Send(request) = request else { return };
         let Ok(mut to) = PartWriter::new(&stream, &ended) else { return };
         let goes_on = || !is_ended(&ended) && !is_closed(&stream);
         let sent = send_subvolume(&served.filesystem, request, &mut to, &goes_on);
@@ -281,7 +319,7 @@ fn serve_stream_in_thread(
         // A response that cannot be sent is dropped.
         to.finish(&response).unwrap_or_default();
     };
-    thread::Builder::new().name("butternut-send".into()).spawn(run).ok()
+    thread::Builder::new().name("butternut-strm".into()).spawn(run).ok()
 }
 
 fn send_subvolume(
@@ -400,18 +438,33 @@ fn answer(served: &ServedMount, request: Request) -> Response {
             |error| Response::Error(chain_with_hint(&error)),
             |()| Response::Ok(Value::Null),
         ),
-        Request::Quotas { from } => match QuotaReport::page(filesystem, from) {
-            Ok(page) => serde_json::to_value(page)
-                .map_or_else(|error| Response::Error(error.to_string()), Response::Ok),
-            Err(error) => Response::Error(chain_with_hint(&error)),
-        },
+        Request::Quotas { from } => {
+            let page = QuotaReport::page(filesystem, from);
+            response(page.map_err(|error| chain_with_hint(&error)))
+        }
+        Request::Report => {
+            let report = VolumeReport::read(filesystem, &served.paths);
+            response(report.map_err(|error| chain_with_hint(&error)))
+        }
+        Request::Label { label } => {
+            let set = filesystem.set_label(&label).and_then(|()| filesystem.sync_names());
+            response(set.map_err(|error| chain_with_hint(&error)))
+        }
+        Request::Resize(request) => response(served.resize(request)),
         Request::Clone { .. } => {
             Response::Error("a clone can only be sent over a connection".to_owned())
         }
-        Request::Send(_) => {
-            Response::Error("a stream can only be sent over a connection".to_owned())
+        Request::Send(_) | Request::Receive(_) | Request::Hold => {
+            Response::Error("a stream needs a connection".to_owned())
         }
     }
+}
+
+/// Returns the response to a request with a result.
+fn response(result: Result<impl Serialize, String>) -> Response {
+    let value =
+        result.and_then(|value| serde_json::to_value(value).map_err(|error| error.to_string()));
+    value.map_or_else(Response::Error, Response::Ok)
 }
 
 fn printed(stats: &Stats, form: Format) -> Response {

@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{Response, line_of};
 
 /// Bytes of one part, at most.
-const PART_BYTES_MAX: usize = 256 << 10;
+pub(super) const PART_BYTES_MAX: usize = 256 << 10;
 
 /// Why a stream ends early with its volume.
 pub(super) const UNMOUNTED: &str = "the volume is unmounted";
@@ -30,11 +30,17 @@ pub(super) const UNMOUNTED: &str = "the volume is unmounted";
 /// Marks a part.
 const PART: u8 = b'D';
 
-/// The output of a stream in the server.
-pub(super) struct PartWriter<'a> {
+/// A connection of a stream in the server, which waits for its client (law 3).
+#[derive(Clone, Copy)]
+pub(super) struct Connection<'a> {
     stream: &'a UnixStream,
     /// Can be read when the volume is released.
     ended: &'a UnixStream,
+}
+
+/// The output of a stream in the server.
+pub(super) struct PartWriter<'a> {
+    connection: Connection<'a>,
     part: Vec<u8>,
     is_broken: bool,
 }
@@ -43,9 +49,9 @@ impl<'a> PartWriter<'a> {
     /// Creates the output on a connection, which becomes non-blocking. `ended` can be read when the
     /// volume is released.
     pub(super) fn new(stream: &'a UnixStream, ended: &'a UnixStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
+        let connection = Connection::new(stream, ended)?;
         let part = Vec::with_capacity(PART_BYTES_MAX);
-        Ok(Self { stream, ended, part, is_broken: false })
+        Ok(Self { connection, part, is_broken: false })
     }
 
     /// Sends the last part and the response (law 3).
@@ -57,30 +63,58 @@ impl<'a> PartWriter<'a> {
         if self.is_broken {
             return Err(ErrorKind::BrokenPipe.into());
         }
-        self.send_all(&line_of(response)?)
+        self.connection.send_all(&line_of(response)?)
     }
 
     fn send_part(&mut self) -> io::Result<()> {
         if self.part.is_empty() {
             return Ok(());
         }
-        self.require_mounted()?;
+        self.connection.require_mounted()?;
         let len = u32::try_from(self.part.len()).map_err(io::Error::other)?;
         let mut head = [PART; 5];
         head[1..].copy_from_slice(&len.to_le_bytes());
-        let sent = self.send_all(&head).and_then(|()| self.send_all(&self.part));
+        let sent = self.connection.send_all(&head);
+        let sent = sent.and_then(|()| self.connection.send_all(&self.part));
         self.is_broken |= sent.is_err();
         self.part.clear();
         sent
     }
+}
 
-    fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+impl<'a> Connection<'a> {
+    /// Takes a connection, which becomes non-blocking. `ended` can be read when the volume is
+    /// released.
+    pub(super) fn new(stream: &'a UnixStream, ended: &'a UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, ended })
+    }
+
+    pub(super) fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         let mut stream = self.stream;
         while !bytes.is_empty() {
             match stream.write(bytes) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(sent) => bytes = &bytes[sent..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait()?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(PollFlags::OUT)?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills `bytes`.
+    ///
+    /// # Errors
+    /// `UnexpectedEof`: the client has closed the connection. The volume is released.
+    pub(super) fn read_exact(&self, mut bytes: &mut [u8]) -> io::Result<()> {
+        let mut stream = self.stream;
+        while !bytes.is_empty() {
+            match stream.read(bytes) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(read) => bytes = bytes.get_mut(read..).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(PollFlags::IN)?,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -89,15 +123,15 @@ impl<'a> PartWriter<'a> {
     }
 
     /// Fails if the mount has ended, which the other waits notice only if the client is slow.
-    fn require_mounted(&self) -> io::Result<()> {
+    pub(super) fn require_mounted(&self) -> io::Result<()> {
         if is_ended(self.ended) { Err(io::Error::other(UNMOUNTED)) } else { Ok(()) }
     }
 
-    /// Waits until the client has read something (law 3).
-    fn wait(&self) -> io::Result<()> {
+    /// Waits until the client has read or sent something (law 3).
+    fn wait(&self, flags: PollFlags) -> io::Result<()> {
         let (stream, ended) = (self.stream.as_fd(), self.ended.as_fd());
-        let mut events = [PollFd::new(&ended, PollFlags::IN), PollFd::new(&stream, PollFlags::OUT)];
-        // Interrupted by a signal: the next write fails again.
+        let mut events = [PollFd::new(&ended, PollFlags::IN), PollFd::new(&stream, flags)];
+        // Interrupted by a signal: the next call fails again.
         poll(&mut events, None).map_or(Ok(()), |_| {
             let is_released = !events[0].revents().is_empty();
             if is_released { Err(io::Error::other(UNMOUNTED)) } else { Ok(()) }

@@ -85,6 +85,10 @@ fn read(
     let what = format!("{} at {offset}", device.path.display());
     let start = device.offset.checked_add(offset);
     let start = start.ok_or_else(|| Failure::new(&what, "the offset exceeds 64 bits"))?;
+    let end = offset.saturating_add(size_of::<RawSuperBlock>() as u64);
+    if device.bytes.is_some_and(|bytes| end > bytes) {
+        return Ok(None);
+    }
     let mut raw = Box::new(RawSuperBlock::new_zeroed());
     let mut filled = 0;
     while filled < size_of::<RawSuperBlock>() {

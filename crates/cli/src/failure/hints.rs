@@ -2,11 +2,13 @@
 //!
 //! 1. No hint depends on the text of an error: texts change, and a hint would silently disappear.
 
-use std::io;
+use std::path::PathBuf;
+use std::{fs, io};
 
-use butternut::device::{DeviceError, OpenError};
+use butternut::device::{DeviceError, Holder, OpenError};
 use butternut::{CopyRefused, CopyReport, Error, TreeError, VolumeError};
 use butternut_sys::errno::Errno;
+use butternut_sys::mounts;
 
 pub(crate) const BUSY: &str = "unmount it, or wait until it is free";
 const NOT_BTRFS: &str =
@@ -21,6 +23,32 @@ const QUOTA: i32 = 122;
 /// What the user can do when the limit of a quota group is reached.
 pub(crate) const QUOTA_REACHED: &str =
     "remove files, or change the limit with `butternut qgroup limit`; `qgroup show -re` shows all";
+
+/// Returns where a volume is mounted that the process of a mount has open.
+pub(crate) fn of_mounted(error: &DeviceError) -> Option<String> {
+    let DeviceError::Open(error) = error else { return None };
+    let OpenError::Busy { holder: Holder::Process { id, .. }, .. } = &**error else { return None };
+    let mountpoint = mountpoint_of(*id)?.display().to_string();
+    Some(format!("it is mounted on {mountpoint}; `butternut umount {mountpoint}` releases it"))
+}
+
+/// Returns a mount point that a process serves through FUSE.
+fn mountpoint_of(process: u32) -> Option<PathBuf> {
+    let open_files = fs::read_dir(format!("/proc/{process}/fdinfo")).ok()?;
+    let texts = open_files.filter_map(|file| fs::read_to_string(file.ok()?.path()).ok());
+    let numbers: Vec<(u32, u32)> = texts.filter_map(|text| fuse_device(&text)).collect();
+    let mounts = mounts::read().ok()?;
+    mounts.into_iter().find(|mount| numbers.contains(&mount.device)).map(|mount| mount.mountpoint)
+}
+
+/// Returns the device number of a FUSE mount, from what /proc says of a descriptor of its
+/// connection.
+fn fuse_device(fdinfo: &str) -> Option<(u32, u32)> {
+    const MINOR_BITS: u32 = 20;
+    let number = fdinfo.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
+    let number: u32 = number.trim().parse().ok()?;
+    Some((number >> MINOR_BITS, number & ((1 << MINOR_BITS) - 1)))
+}
 
 /// Returns what the user can do about an error of the library.
 #[expect(clippy::wildcard_enum_match_arm, reason = "most errors have no hint")]
@@ -97,14 +125,22 @@ pub(crate) fn of_volume(error: &VolumeError) -> Option<&'static str> {
     }
 }
 
-/// Returns a hint for a device without a good superblock: a device that is too short for one or
-/// holds another magic number is not of btrfs, and others are damaged.
-fn of_super_blocks(copies: &[CopyReport]) -> Option<&'static str> {
-    let is_other = |copy: &CopyReport| match &copy.verdict {
+/// Returns whether a device is not of btrfs: no superblock has its magic number.
+pub(crate) fn is_not_btrfs(error: &VolumeError) -> bool {
+    matches!(error, VolumeError::NoSuperBlock { copies, .. } if copies.iter().all(is_other))
+}
+
+/// Returns whether a copy of the superblock is outside of the device, or has another magic number.
+fn is_other(copy: &CopyReport) -> bool {
+    match &copy.verdict {
         Err(CopyRefused::Refused(refused)) => refused.field() == "magic",
         Err(CopyRefused::Device(error)) => matches!(error, DeviceError::OutOfRange { .. }),
         Ok(_) => false,
-    };
+    }
+}
+
+/// Returns a hint for a device without a good superblock: it is not of btrfs, or damaged.
+fn of_super_blocks(copies: &[CopyReport]) -> Option<&'static str> {
     if copies.iter().all(is_other) {
         return Some(NOT_BTRFS);
     }

@@ -77,6 +77,17 @@ pub(crate) fn short(bytes: u64) -> String {
     }
 }
 
+/// Formats a size as [`parse`] reads it, with the largest suffix that leaves a whole number.
+pub(crate) fn exact(bytes: u64) -> String {
+    const NAMES: [&str; 5] = ["", "K", "M", "G", "T"];
+    let (mut left, mut at) = (bytes, 0);
+    while left != 0 && left.is_multiple_of(1024) && at + 1 < NAMES.len() {
+        left /= 1024;
+        at += 1;
+    }
+    format!("{left}{}", NAMES[at])
+}
+
 /// Formats `bytes / unit` with two decimals; exact halves are rounded to even, as in printf(3).
 fn decimals(bytes: u64, unit: u64, name: &str) -> String {
     let scaled = u128::from(bytes) * 100;
@@ -121,6 +132,13 @@ mod tests {
         assert_eq!(pretty(1500, Units::Decimal), "1.50kB");
         assert_eq!(pretty(1500, Units::Bytes), "1500");
         assert_eq!(pretty(1 << 20, Units::Fixed(1 << 30, "GiB")), "0.00GiB");
+    }
+
+    #[test]
+    fn exact_sizes_are_parsed_as_the_same_number() {
+        for (bytes, text) in [(0, "0"), (1 << 20, "1M"), (32256, "32256"), (5 << 50, "5120T")] {
+            assert_eq!((exact(bytes).as_str(), parse(text)), (text, Some(bytes)));
+        }
     }
 
     #[test]

@@ -120,6 +120,12 @@ pub(crate) fn joined(directory: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
+/// Returns a number with what it counts: `one` after 1, and `many` after every other number.
+pub(crate) fn counted(count: impl TryInto<u64>, one: &str, many: &str) -> String {
+    let count = count.try_into().unwrap_or(u64::MAX);
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 pub(crate) fn bytes(word: &OsString) -> Vec<u8> {
     word.clone().into_vec()
 }
@@ -136,6 +142,12 @@ mod tests {
         assert_eq!(escaped(b"bad\xff"), "bad\\xff");
         assert_eq!(escaped("x\u{202e}y".as_bytes()), "x\\u{202e}y");
         assert_eq!(name(b"\xff", false), b"\xff");
+    }
+
+    #[test]
+    fn only_one_is_singular() {
+        let shown = [0_usize, 1, 2].map(|count| counted(count, "entry", "entries"));
+        assert_eq!(shown, ["0 entries", "1 entry", "2 entries"]);
     }
 
     #[test]

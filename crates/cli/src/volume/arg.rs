@@ -1,22 +1,46 @@
-//! The VOLUME argument: the devices, the subvolume, and the offset in a larger image.
+//! The VOLUME argument: the devices, the subvolume, and the place in a larger image.
 //!
 //! ```text
-//! VOLUME = DEVICE [ "," DEVICE ]... [ "@" SUBVOL ]      DEVICE = PATH [ "?offset=" N ]
+//! VOLUME = DEVICE [ "," DEVICE ]... [ "@" SUBVOL ]
+//! DEVICE = PATH [ "?offset=" N | "?partition=" N ]
 //! ```
 //!
 //! 1. Existing files take precedence: an argument that is the path of an existing file names that
 //!    file, whatever characters the path contains. If an argument contains several `@`, it is split
 //!    at the last one that leaves only existing files before it.
 //! 2. A subvolume name of digits only is an id; `@/12` is the path `12`.
-//! 3. `?offset=N` may also follow the subvolume, if the volume has one device.
+//! 3. `?offset=N` or `?partition=N` may also follow the subvolume, if the volume has one device.
+//! 4. A partition is looked up here, so that every command sees its offset and its size. A file
+//!    that does not exist is an error of the command.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use butternut::{DevicePath, Subvolume};
 
+use super::partitions;
 use crate::output::size;
+
+/// The unit of an offset that ends with `s`, in bytes, as in sfdisk(8).
+const SECTOR_BYTES: u64 = 512;
+
+/// A device as named: where in the file the volume is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Offset(u64),
+    Partition(u32),
+}
+
+/// A device and its place.
+type Named = (PathBuf, Place);
+
+/// The parts of a VOLUME argument, before partitions are looked up.
+struct Parts {
+    devices: Vec<Named>,
+    subvolume: Subvolume,
+    typed: String,
+}
 
 /// A parsed VOLUME argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,9 +54,10 @@ pub(crate) struct VolumeArg {
 impl VolumeArg {
     /// Returns the devices as they can be typed, for messages.
     pub(crate) fn without_subvolume(&self) -> String {
-        let typed = |device: &DevicePath| match device.offset {
-            0 => device.path.display().to_string(),
-            offset => format!("{}?offset={offset}", device.path.display()),
+        let typed = |device: &DevicePath| match (device.offset, device.bytes) {
+            (0, None) => device.path.display().to_string(),
+            (offset, None) => format!("{}?offset={offset}", device.path.display()),
+            (offset, Some(_)) => partitions::typed(&device.path, offset),
         };
         self.devices.iter().map(typed).collect::<Vec<_>>().join(",")
     }
@@ -45,9 +70,14 @@ pub(crate) enum VolumeArgError {
     NoDevice,
     #[error("no subvolume after the @ (add a path or an id, or remove the @)")]
     NoSubvolume,
-    #[error("offset {0:?} is not a number of bytes (examples: 1048576, 1024K, 1M)")]
+    #[error("offset {0:?} is not a number of bytes (examples: 1048576, 1M, 2048s for sectors)")]
     Offset(String),
-    #[error("{0:?} after ? is not a setting (only ?offset=N is accepted)")]
+    #[error("partition {0:?} is not a number (`butternut partitions` lists them)")]
+    PartitionNumber(String),
+    /// What is wrong with a partition, and what to do.
+    #[error("{0}")]
+    Partition(String),
+    #[error("{0:?} after ? is not a setting (?offset=N and ?partition=N are accepted)")]
     Setting(String),
     #[error("two subvolumes are named, {0} and {1} (name only one)")]
     TwoSubvolumes(String, String),
@@ -60,19 +90,36 @@ pub(crate) enum VolumeArgError {
 /// Parses one or more arguments that together name one volume.
 ///
 /// # Errors
-/// Fails if an argument names no device, an invalid offset, or a second subvolume.
+/// Fails if an argument names no device, an invalid offset, a partition that cannot be used, or a
+/// second subvolume.
 pub(crate) fn parse(arguments: &[OsString]) -> Result<VolumeArg, VolumeArgError> {
-    parse_with(arguments, &|path| path.exists())
+    let Parts { devices, subvolume, typed } = parse_with(arguments, &|path| path.exists())?;
+    let device = |(path, place): Named| match place {
+        Place::Offset(offset) => Ok(DevicePath { path, offset, bytes: None }),
+        Place::Partition(number) => {
+            partitions::find(path, number).map_err(VolumeArgError::Partition)
+        }
+    };
+    let devices = devices.into_iter().map(device).collect::<Result<_, _>>()?;
+    Ok(VolumeArg { devices, subvolume, typed })
+}
+
+/// Parses the offset of a volume: a number of bytes, or of sectors of 512 bytes if `s` follows.
+pub(crate) fn parse_offset(text: &str) -> Option<u64> {
+    match text.strip_suffix(['s', 'S']) {
+        Some(sectors) => sectors.parse::<u64>().ok()?.checked_mul(SECTOR_BYTES),
+        None => size::parse(text),
+    }
 }
 
 fn parse_with(
     arguments: &[OsString],
     exists: &dyn Fn(&Path) -> bool,
-) -> Result<VolumeArg, VolumeArgError> {
+) -> Result<Parts, VolumeArgError> {
     let typed: Vec<String> =
         arguments.iter().map(|argument| argument.display().to_string()).collect();
     let mut volume =
-        VolumeArg { devices: Vec::new(), subvolume: Subvolume::Default, typed: typed.join(" ") };
+        Parts { devices: Vec::new(), subvolume: Subvolume::Default, typed: typed.join(" ") };
     for argument in arguments {
         let (devices, subvolume) = parse_argument(argument.as_bytes(), exists)?;
         volume.devices.extend(devices);
@@ -119,65 +166,67 @@ fn begins_with(argument: &[u8], is_device: &dyn Fn(&Path) -> bool) -> bool {
 fn parse_argument(
     argument: &[u8],
     exists: &dyn Fn(&Path) -> bool,
-) -> Result<(Vec<DevicePath>, Subvolume), VolumeArgError> {
+) -> Result<(Vec<Named>, Subvolume), VolumeArgError> {
     let whole = devices(argument, exists);
+    let exist = |devices: &[Named]| devices.iter().all(|(path, _)| exists(path));
     if let Ok(devices) = &whole
-        && devices.iter().all(|device| exists(&device.path))
+        && exist(devices)
     {
         return Ok((devices.clone(), Subvolume::Default));
     }
     let splits: Vec<usize> = (0..argument.len()).rev().filter(|at| argument[*at] == b'@').collect();
-    let all_exist = |cut: &usize| {
-        devices(&argument[..*cut], exists)
-            .is_ok_and(|devices| devices.iter().all(|device| exists(&device.path)))
-    };
+    let all_exist =
+        |cut: &usize| devices(&argument[..*cut], exists).is_ok_and(|devices| exist(&devices));
     // If no split leaves existing files, the last one gives the message that names the missing
     // file.
     let Some(cut) = splits.iter().find(|cut| all_exist(cut)).or(splits.first()).copied() else {
         return Ok((whole?, Subvolume::Default));
     };
     let mut devices = devices(&argument[..cut], exists)?;
-    let (name, offset) = setting(&argument[cut + 1..])?;
+    let (name, place) = setting(&argument[cut + 1..])?;
     if name.is_empty() {
         return Err(VolumeArgError::NoSubvolume);
     }
-    if let Some(offset) = offset {
+    if let Some(place) = place {
         let [device] = devices.as_mut_slice() else { return Err(VolumeArgError::AmbiguousOffset) };
-        device.offset = offset;
+        device.1 = place;
     }
     Ok((devices, subvolume(name)))
 }
 
-fn devices(
-    argument: &[u8],
-    exists: &dyn Fn(&Path) -> bool,
-) -> Result<Vec<DevicePath>, VolumeArgError> {
+fn devices(argument: &[u8], exists: &dyn Fn(&Path) -> bool) -> Result<Vec<Named>, VolumeArgError> {
     let path = |bytes: &[u8]| Path::new(OsStr::from_bytes(bytes)).to_path_buf();
     if exists(&path(argument)) {
-        return Ok(vec![DevicePath { path: path(argument), offset: 0 }]);
+        return Ok(vec![(path(argument), Place::Offset(0))]);
     }
     let mut devices = Vec::new();
     for part in argument.split(|byte| *byte == b',') {
-        let (name, offset) = if exists(&path(part)) { (part, None) } else { setting(part)? };
+        let (name, place) = if exists(&path(part)) { (part, None) } else { setting(part)? };
         if name.is_empty() {
             return Err(VolumeArgError::NoDevice);
         }
-        devices.push(DevicePath { path: path(name), offset: offset.unwrap_or(0) });
+        devices.push((path(name), place.unwrap_or(Place::Offset(0))));
     }
     Ok(devices)
 }
 
-/// Splits `?offset=N` off the end.
-fn setting(argument: &[u8]) -> Result<(&[u8], Option<u64>), VolumeArgError> {
+/// Splits `?offset=N` or `?partition=N` off the end.
+fn setting(argument: &[u8]) -> Result<(&[u8], Option<Place>), VolumeArgError> {
     let Some(at) = argument.iter().rposition(|byte| *byte == b'?') else {
         return Ok((argument, None));
     };
     let text = String::from_utf8_lossy(&argument[at + 1..]).into_owned();
-    let Some(number) = text.strip_prefix("offset=") else {
-        return Err(VolumeArgError::Setting(text));
+    let place = match text.split_once('=') {
+        Some(("offset", number)) => parse_offset(number)
+            .map(Place::Offset)
+            .ok_or_else(|| VolumeArgError::Offset(number.to_owned()))?,
+        Some(("partition", number)) => number
+            .parse()
+            .map(Place::Partition)
+            .map_err(|_| VolumeArgError::PartitionNumber(number.to_owned()))?,
+        _ => return Err(VolumeArgError::Setting(text)),
     };
-    let offset = size::parse(number).ok_or_else(|| VolumeArgError::Offset(number.to_owned()))?;
-    Ok((&argument[..at], Some(offset)))
+    Ok((&argument[..at], Some(place)))
 }
 
 #[cfg(test)]
@@ -190,8 +239,13 @@ mod tests {
     ) -> Result<(Vec<(String, u64)>, Subvolume), VolumeArgError> {
         let exists = |path: &Path| files.iter().any(|file| Path::new(file) == path);
         let volume = parse_with(&[argument.into()], &exists)?;
-        let devices =
-            volume.devices.iter().map(|d| (d.path.display().to_string(), d.offset)).collect();
+        // A partition is shown as a negative offset, which no argument has.
+        let place = |place: &Place| match place {
+            Place::Offset(offset) => *offset,
+            Place::Partition(number) => u64::MAX - u64::from(*number),
+        };
+        let devices = volume.devices.iter();
+        let devices = devices.map(|(path, at)| (path.display().to_string(), place(at))).collect();
         Ok((devices, volume.subvolume))
     }
 
@@ -236,11 +290,29 @@ mod tests {
         assert_eq!(check("a.img?offset=1M", &files), at(1 << 20));
         assert_eq!(check("a.img?offset=64k", &files), at(64 << 10));
         assert_eq!(check("a.img?offset=0x1000", &files), at(4096));
+        assert_eq!(check("a.img?offset=2048s", &files), at(1 << 20));
+        let sectors = "99999999999999999s";
+        let too_many = Err(VolumeArgError::Offset(sectors.into()));
+        assert_eq!(check(&format!("a.img?offset={sectors}"), &files), too_many);
+        assert_eq!(check("a.img?offset=s", &files), Err(VolumeArgError::Offset("s".into())));
         let with_snapshot = Ok((one("a.img", 1 << 30), path("s")));
         assert_eq!(check("a.img?offset=1G@s", &files), with_snapshot);
         assert_eq!(check("a.img@s?offset=1G", &files), with_snapshot);
         assert_eq!(check("a.img?offset=x", &files), Err(VolumeArgError::Offset("x".into())));
         assert_eq!(check("a.img?size=1", &files), Err(VolumeArgError::Setting("size=1".into())));
+    }
+
+    #[test]
+    fn partitions_are_named_by_number() {
+        let at = |number: u64| one("a.img", u64::MAX - number);
+        let files = ["a.img"];
+        assert_eq!(check("a.img?partition=5", &files), Ok((at(5), Subvolume::Default)));
+        assert_eq!(check("a.img?partition=1@s", &files), Ok((at(1), path("s"))));
+        assert_eq!(check("a.img@s?partition=1", &files), Ok((at(1), path("s"))));
+        for number in ["", "x", "-1", "1s", "4294967296"] {
+            let refused = Err(VolumeArgError::PartitionNumber(number.into()));
+            assert_eq!(check(&format!("a.img?partition={number}"), &files), refused);
+        }
     }
 
     #[test]
@@ -269,12 +341,13 @@ mod tests {
 
     #[test]
     fn separate_arguments_are_one_volume() {
-        let volume = parse_with(&["a".into(), "b@s".into()], &|_| true).unwrap();
+        let Ok(volume) = parse_with(&["a".into(), "b@s".into()], &|_| true) else { panic!() };
         assert_eq!(volume.devices.len(), 2);
         let exists = |path: &Path| !path.display().to_string().contains('@');
-        let volume = parse_with(&["a".into(), "b@s".into()], &exists).unwrap();
+        let Ok(volume) = parse_with(&["a".into(), "b@s".into()], &exists) else { panic!() };
         assert_eq!(volume.subvolume, path("s"));
         let twice = parse_with(&["a@x".into(), "b@s".into()], &exists);
-        assert_eq!(twice, Err(VolumeArgError::TwoSubvolumes("x".into(), "s".into())));
+        let expected = VolumeArgError::TwoSubvolumes("x".into(), "s".into());
+        assert_eq!(twice.err(), Some(expected));
     }
 }

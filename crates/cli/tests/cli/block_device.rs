@@ -191,10 +191,11 @@ fn the_device_is_refused_to_others_while_it_is_mounted() {
          $B cat $L /new; free",
     );
     let hint = "(unmount it, or wait until it is free)";
+    let mounted = "(it is mounted on m1; `butternut umount m1` releases it)";
     let expected = format!(
         "already mounted\nDevice or resource busy\n\
          butternut: L: is busy: the kernel has mounted L on m1 {hint}\n\
-         butternut: own.img: is busy: process N (butternut) has it open {hint}\n\
+         butternut: own.img: is busy: process N (butternut) has it open {mounted}\n\
          text\nfree\n"
     );
     assert_eq!(output, expected);
@@ -350,4 +351,27 @@ fn a_signal_commits_and_ends_a_mount_of_a_block_device() {
          $B cat $L /more /open; free",
     );
     assert_eq!(output, "unmounted\ntext\nmore\nlate\nfree\n");
+}
+
+/// Linux 6.18 lets neither sync(2) nor syncfs(2) wait for the pages that it sends.
+#[test]
+fn syncfs_and_sync_cover_files_that_stay_open() {
+    if !kernel_tests_enabled("syncfs_and_sync_cover_files_that_stay_open") {
+        return;
+    }
+    for (mib, how) in [(9, "sync"), (64, "sync -f m1"), (64, "sync")] {
+        let script = format!(
+            "mounted -o writeback
+             head -c {mib}M /dev/urandom >bytes
+             exec 7>m1/open; cat bytes >&7
+             {how}
+             cp --sparse=always own.img copy.img
+             $B cat copy.img /open 2>errors | cmp bytes && echo whole
+             exec 7>&-; umount m1; ended $D; D=none
+             $B cat $L /open | cmp bytes && echo whole at the end"
+        );
+        // No retry: another program's sync(2) only helps.
+        let output = run_on_loop(&script);
+        assert_eq!(output, "whole\nwhole at the end\n", "{mib} MiB, {how}");
+    }
 }

@@ -188,7 +188,8 @@ fn the_holder_of_a_device_is_found_by_any_path() {
     }
     let script = "mkdir n; mount -t tmpfs n n; cp -a $L n/dev; $B mount n/dev m1; D=$(daemon)
          refused $B mkdir $L /other; $B umount m1";
-    let why = "is busy: process N (butternut) has it open (unmount it, or wait until it is free)";
+    let why = "is busy: process N (butternut) has it open (it is mounted on m1; `butternut umount \
+         m1` releases it)";
     let expected = format!("butternut: L: {why}\n");
     // Other programs may have the device open for a moment.
     check_output(|| run_on_loop(script), |output| output == expected, "another path");

@@ -274,7 +274,7 @@ fn malformed_requests_get_errors_and_change_nothing() {
         state ^= state << 17;
         noise.push(state.to_le_bytes()[3]);
     }
-    let cases: [&[u8]; 14] = [
+    let cases: [&[u8]; 24] = [
         b"",
         b"\n",
         b"\0\0\0\0\n",
@@ -286,6 +286,16 @@ fn malformed_requests_get_errors_and_change_nothing() {
         b"{\"ask\":\"set\",\"key\":\"nosec\",\"value\":0}\n",
         b"{\"ask\":\"set\",\"key\":\"\\u0000\",\"value\":\"\\ud800\"}\n",
         b"{\"ask\":\"set\",\"key\":\"nosec\",\"value\":\"off\"",
+        b"{\"ask\":\"label\",\"label\":[300]}\n",
+        b"{\"ask\":\"label\",\"label\":[0]}\n",
+        b"{\"ask\":\"label\",\"label\":[98]}\n",
+        b"{\"ask\":\"resize\",\"devid\":1,\"size\":\"most\"}\n",
+        b"{\"ask\":\"resize\",\"devid\":18446744073709551615,\"size\":\"max\"}\n",
+        b"{\"ask\":\"resize\",\"devid\":1,\"size\":{\"more\":18446744073709551615}}\n",
+        b"{\"ask\":\"resize\",\"devid\":1,\"size\":{\"exactly\":0}}\n",
+        b"{\"ask\":\"receive\",\"directory\":0,\"end\":\"input\"}\n",
+        b"{\"ask\":\"receive\",\"directory\":9223372036854775809,\"end\":\"input\"}\n",
+        b"{\"ask\":\"receive\",\"directory\":300,\"end\":\"input\"}\n",
         &[0xff; 10_000],
         &[deep.as_bytes(), b"\n"].concat(),
         &[&noise[..], b"\n"].concat(),

@@ -339,6 +339,38 @@ fn files_that_programs_write_and_map_meanwhile_keep_what_was_written() {
     }
 }
 
+/// Mounts a volume with the file m1/f, whose compression takes long, and sets D to the process of
+/// the mount and C to its connection. `user N` defragments m1/N as a user; `threads` prints the
+/// number of calls that run, and `calls N` waits until the kernel waits for N replies.
+const LONG_CALLS: &str = r#"
+    chmod 755 .; mkdir connections; mount -t fusectl none connections
+    truncate -s 2G image; $B -q mkfs image; $B mount -o allow_other image m1; D=$(daemon)
+    C=$(mountpoint -d m1); C=connections/$((${C%:*} << 20 | ${C#*:}))
+    head -c 72M /dev/urandom | base64 >m1/f; sync -f m1
+    # BTRFS_IOC_DEFRAG_RANGE, sized: COMPRESS | COMPRESS_LEVEL, zstd, level 15, breaks sharing.
+    echo 'open(my $file, "<", $ARGV[0]) or die $!;
+        my $range = pack("Q Q Q L C c x2 L x52", 0, ~0, 5, 0, 3, 15, 1);
+        ioctl($file, 0xc0589410, $range) or exit 1' >call.pl
+    user() { exec setpriv --reuid=12345 --regid=12345 --clear-groups perl call.pl m1/$1; }
+    threads() { cat /proc/$D/task/*/comm 2>ignored | grep -c butternut-defer || true; }
+    calls() { until [ $(cat $C/waiting) -ge $1 ]; do sleep .05; done; }
+"#;
+
+/// A call has 16 MiB of data in memory, and holds the lock of its file.
+#[test]
+fn few_defragmentations_of_a_user_run_at_a_time() {
+    if !kernel_tests_enabled("few_defragmentations_of_a_user_run_at_a_time") {
+        return;
+    }
+    let output = run_in_namespace(&format!(
+        r#"{LONG_CALLS}
+        for n in $(seq 8); do cp m1/f m1/$n; chmod 666 m1/$n; done
+        for n in $(seq 8); do user $n & P="$P $!"; done
+        calls 8; threads; kill -9 $P; wait; $B umount -q m1"#
+    ));
+    assert_eq!(output, "2\n");
+}
+
 /// Two defragmentations of a user run, and its third one is queued until one of them ends. A caller
 /// that is killed waits for its reply.
 #[test]
@@ -346,21 +378,33 @@ fn a_queued_defragmentation_ends_when_its_caller_is_killed() {
     if !kernel_tests_enabled("a_queued_defragmentation_ends_when_its_caller_is_killed") {
         return;
     }
-    // BTRFS_IOC_DEFRAG_RANGE: COMPRESS | COMPRESS_LEVEL, zstd, level 15.
-    let defragment = r#"open(my $file, "<", $ARGV[0]) or die $!;
-        my $range = pack("Q Q Q L C c x2 x16", 0, 0xffffffffffffffff, 5, 0, 3, 15);
-        ioctl($file, 0x40309410, $range) or exit 1"#;
     let output = run_in_namespace(&format!(
-        r"truncate -s 2G image; $B -q mkfs image; $B mount -o allow_other image m1
-        for n in 1 2 3; do head -c 72M /dev/urandom | base64 >m1/f$n; chmod 666 m1/f$n; done; sync
-        as='setpriv --reuid=12345 --regid=12345 --clear-groups'
-        $as perl -e '{defragment}' m1/f1 & A=$!
-        $as perl -e '{defragment}' m1/f2 & B2=$!
-        sleep 1
-        $as perl -e '{defragment}' m1/f3 & C=$!
-        sleep 1; kill -9 $C; wait $C || true
-        kill -0 $A && kill -0 $B2 && echo both run
-        kill -9 $A $B2; wait; $B umount m1"
+        r"{LONG_CALLS}
+        for n in 1 2 3; do cp m1/f m1/$n; chmod 666 m1/$n; done
+        user 1 & P1=$!; user 2 & P2=$!; calls 2
+        user 3 & P3=$!; calls 3; kill -9 $P3; wait $P3 || true
+        kill -0 $P1 && kill -0 $P2 && echo both run
+        kill -9 $P1 $P2; wait; $B umount -q m1"
     ));
     assert_eq!(output, "both run\n");
+}
+
+#[test]
+fn an_aborted_mount_ends_while_a_file_is_defragmented() {
+    if !kernel_tests_enabled("an_aborted_mount_ends_while_a_file_is_defragmented") {
+        return;
+    }
+    // The whole file would take longer than `ended` waits.
+    let output = run_in_namespace(&format!(
+        r#"{LONG_CALLS}
+        B2=$(stat -c %s m1/f); B2=$((B2 / 4096 * 4096))
+        for n in $(seq 15); do
+            xfs_io -c "copy_range -d $((B2 * n)) -l $B2 m1/f" m1/f
+        done
+        perl call.pl m1/f & P=$!; calls 1
+        until [ $(threads) = 1 ]; do sleep .05; done
+        echo 1 >$C/abort; ended $D && echo ended; wait $P || echo failed
+        btrfs check --check-data-csum image >log 2>&1 || cat log"#
+    ));
+    assert_eq!(output, "ended\nfailed\n");
 }

@@ -108,9 +108,7 @@ fn a_failed_import_leaves_nothing() {
     let line = format!("import VOL {}/. /", root.display());
     volume.write("sub", b"in the way");
     assert!(
-        volume
-            .failure(&line)
-            .ends_with("tree/./sub: file exists (remove it, or choose another name)")
+        volume.failure(&line).starts_with("/sub: file exists (remove it, or choose another name)")
     );
     assert_eq!(volume.paths(), ["/sub"]);
     // More data than fits into the volume.

@@ -9,6 +9,7 @@
     reason = "helpers of tests panic as tests do, and say what is skipped"
 )]
 
+mod as_typed;
 mod block_device;
 mod block_device_errors;
 mod browse;
@@ -23,6 +24,7 @@ mod defragment;
 mod directories;
 mod dump_tree;
 mod errors;
+mod examples;
 mod export;
 mod further_mounts;
 mod further_mounts_race;
@@ -30,11 +32,14 @@ mod hints;
 mod hostile;
 mod image;
 mod import;
+mod installing;
 mod lab;
 mod listing;
 mod long_mount_tables;
 mod man_pages;
+mod messages;
 mod mkfs;
+mod mkfs_overlap;
 mod mkswapfile;
 mod mount;
 mod mount_end;
@@ -42,8 +47,11 @@ mod mount_end_hung;
 mod mount_start;
 mod node_ids;
 mod other_users_mount;
+mod partitions;
 mod quotas;
 mod receive;
+mod receive_interrupted;
+mod receive_mounted;
 mod recursive_snapshots;
 mod rescued_reads;
 mod send;
@@ -54,3 +62,4 @@ mod subvolumes_mounted;
 mod subvolumes_named;
 mod tree_search;
 mod unresponsive;
+mod volumes_mounted;

@@ -12,7 +12,7 @@ fn pages(folder: &Path) -> BTreeMap<String, String> {
         let name = entry.file_name().into_string().unwrap();
         (name, fs::read_to_string(entry.path()).unwrap())
     });
-    named.filter(|(name, _)| name.ends_with(".1")).collect()
+    named.filter(|(name, _)| name.ends_with(".1") || name.ends_with(".7")).collect()
 }
 
 #[test]

@@ -35,7 +35,8 @@ const QUOTAS: &str = r"
     trap 'cd /; umount DIR/m 2>/dev/null || true' EXIT
     cd DIR/m; btrfs -q subvolume create one; head -c 3M /dev/urandom > one/file
     btrfs -q subvolume snapshot one 'with space'; mkdir dir; btrfs -q subvolume create dir/three
-    btrfs quota enable .; btrfs qgroup create 1/100 .; btrfs qgroup create 2/1 .
+    btrfs quota enable .; btrfs quota rescan -W .
+    btrfs qgroup create 1/100 .; btrfs qgroup create 2/1 .
     for id in 256 257; do btrfs -q qgroup assign --no-rescan 0/$id 1/100 . || true; done
     btrfs -q qgroup assign --no-rescan 1/100 2/1 . || true
     btrfs quota rescan -w . > /dev/null
@@ -169,6 +170,7 @@ fn groups_and_limits_are_changed_for_the_kernel() {
     ok(&["qgroup", "assign", "0/258", "1/7", volume]);
     ok(&["qgroup", "limit", "64M", "1/7", volume]);
     ok(&["qgroup", "limit", "-e", "none", "0/256", volume]);
+    ok(&["qgroup", "limit", "32M", &format!("{volume}@dir/three")]);
     ok(&["qgroup", "remove", "0/257", "1/100", volume]);
     let shown = kernel_shows(&copy);
     let rows: Vec<Vec<&str>> =
@@ -179,6 +181,7 @@ fn groups_and_limits_are_changed_for_the_kernel() {
     assert_eq!(row("1/7")[3..7], ["67108864", "none", "-", "0/258"]);
     assert_eq!(row("0/256")[3..6], ["none", "none", "1/100"]);
     assert_eq!(row("0/257")[5], "-");
+    assert_eq!(row("0/258")[3], "33554432");
     let refused = butternut(&["qgroup", "create", "7", volume]).failure();
     assert!(refused.contains("LEVEL/NUMBER"), "{refused}");
     butternut(&["qgroup", "destroy", "1/7", volume]).failure();
@@ -190,7 +193,7 @@ fn groups_and_limits_are_changed_for_the_kernel() {
     ok(&["quota", "rescan", volume]);
     assert_eq!(
         ok(&["quota", "status", volume]),
-        "Enabled:      yes\nInconsistent: no\nGroups:       4\n"
+        "Enabled:      yes\nMode:         full\nInconsistent: no\nGroups:       4\n"
     );
     let shown = kernel_shows(&copy);
     let rows: Vec<&str> = shown.lines().collect();
@@ -272,6 +275,11 @@ try "$B" qgroup assign 0/257 1/7 .
 try "$B" qgroup limit 5M 1/7 .
 try "$B" qgroup limit -e 1G 1/7 a
 try "$B" qgroup limit 1M 1/8 a
+try "$B" qgroup limit 6M a
+"$B" --json qgroup show -f a | grep -o '"max_referenced_bytes":[0-9]*'
+try "$B" qgroup limit none "$M/a"
+try "$B" qgroup limit 6M open
+try "$B" qgroup limit 6M
 try "$B" qgroup create 7 .
 try user "$B" quota status "$M"
 try user "$B" quota disable "$M"
@@ -304,6 +312,11 @@ const ON_A_MOUNT_PRINTS: &[&str] = &[
     "butternut qgroup assign 0/257 1/7 .: 0 ",
     "butternut qgroup limit 5M 1/7 .: 0 ",
     "butternut qgroup limit -e 1G 1/7 a: 0 ",
+    "butternut qgroup limit 6M a: 0 ",
+    "\"max_referenced_bytes\":6291456",
+    "butternut qgroup limit none M/a: 0 ",
+    "butternut qgroup limit 6M open: 1 butternut: open: not a subvolume (`butternut subvolume \
+     list` shows what there is)",
     "sh -c head -c 4M /dev/zero > b/more: 1 \
      head: error writing 'standard output': Disk quota exceeded",
     "butternut qgroup limit none 1/7 .: 0 ",
@@ -311,6 +324,7 @@ const ON_A_MOUNT_PRINTS: &[&str] = &[
     "butternut qgroup remove 0/256 1/7 .: 0 ",
     "butternut quota rescan .: 0 ",
     "butternut quota status .: 0 Enabled:      yes",
+    "Mode:         full",
     "Inconsistent: no",
     "Groups:       5",
 ];
@@ -372,4 +386,89 @@ fn quotas_of_a_mounted_volume_are_changed_by_its_process() {
     };
     assert_eq!(counts("our:"), counts("disk:"), "{report}");
     assert_eq!(counts("our:").len(), 16, "{report}");
+}
+
+/// As for [`script_on_mount`].
+const SIMPLE_ON_A_MOUNT: &str = r#"
+try "$B" quota enable .
+try "$B" quota enable --simple .
+try "$B" quota status .
+head -c 3M /dev/urandom > one/file
+cp --reflink=auto one/file two/file
+"$B" subvolume snapshot one one/snap
+"$B" subvolume create one/new
+"$B" qgroup limit 8M 1/1 .
+try sh -c 'head -c 9M /dev/urandom > one/new/more'
+rm one/new/more
+"$B" subvolume delete one/new
+"$B" subvolume snapshot one ./kept
+rm -r one/snap/file one/file
+"$B" subvolume sync .
+"#;
+
+/// The kernel shows the same numbers, and `btrfs check` counts them from the extents.
+#[test]
+fn simple_quotas_count_what_subvolumes_allocate_offline_and_on_a_mount() {
+    if !kernel_tests_enabled("simple_quotas_count_what_subvolumes_allocate_offline_and_on_a_mount")
+    {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (image, at) = (scratch.path().join("volume.img"), scratch.path().join("at"));
+    std::fs::create_dir(&at).unwrap();
+    let _guard = MountGuard::before_mount(&at).unwrap();
+    let (image, at) = (image.to_str().unwrap(), at.to_str().unwrap());
+    let ok = |words: &[&str]| butternut(words).ok();
+    ok(&["mkfs", "--size", "256M", image]);
+    ok(&["subvolume", "create", image, "one", "two"]);
+    ok(&["quota", "enable", "--simple", image]);
+    let status = "Enabled:      yes\nMode:         simple\nInconsistent: no\nGroups:       3\n";
+    assert_eq!(ok(&["quota", "status", image]), status);
+    assert!(ok(&["--json", "quota", "status", image]).contains(r#""mode": "simple""#));
+    let refused = butternut(&["quota", "enable", image]).failure();
+    assert!(refused.contains("have simple ones, want disabled"), "{refused}");
+    for group in ["1/1", "2/1"] {
+        ok(&["qgroup", "create", group, image]);
+    }
+    ok(&["qgroup", "assign", "1/1", "2/1", image]);
+    ok(&["qgroup", "assign", "0/256", "1/1", image]);
+    let shown = ok(&["qgroup", "show", "--raw", image]);
+    assert!(shown.lines().skip(2).all(|line| line.split_whitespace().nth(1) == Some("0")));
+
+    ok(&["mount", image, at]);
+    let printed = script_on_mount(at, SIMPLE_ON_A_MOUNT, &[]);
+    ok(&["umount", "-q", at]);
+    for line in [
+        "butternut quota enable --simple .: 0 ",
+        "Mode:         simple",
+        "sh -c head -c 9M /dev/urandom > one/new/more: 1 \
+         head: error writing 'standard output': Disk quota exceeded",
+    ] {
+        assert!(printed.lines().any(|printed| printed == line), "{line}\n{printed}");
+    }
+    ok(&["subvolume", "delete", image, "kept"]);
+    ok(&["subvolume", "delete", image, "one/snap"]);
+    ok(&["subvolume", "delete", image, "one"]);
+    let report = run("btrfs", &["check", "--qgroup-report", image].map(AsRef::as_ref));
+    let counts = |prefix: &str| {
+        let lines = report.lines().filter_map(|line| line.trim().strip_prefix(prefix));
+        let number = |line: &str| line.split_whitespace().nth(1).map(str::to_owned);
+        lines.map(number).collect::<Vec<_>>()
+    };
+    assert_eq!(counts("our:"), counts("disk:"), "{report}");
+    let ours = ok(&["qgroup", "show", "-prec", "--raw", image]);
+    let words = |shown: &str| {
+        let rows = shown.lines().map(|line| line.split_whitespace().map(str::to_owned).collect());
+        rows.collect::<Vec<Vec<String>>>()
+    };
+    shell(&format!("mount -o loop {image} {at}"));
+    let theirs = shell(&format!("btrfs qgroup show -prec --raw {at}; umount {at}"));
+    let (mut ours, mut theirs) = (words(&ours), words(&theirs));
+    // Both name the groups above level 0 in words of their own.
+    for rows in [&mut ours, &mut theirs] {
+        rows.iter_mut().skip(2).for_each(|row| row.truncate(7));
+    }
+    assert_eq!(ours[2..], theirs[2..]);
+    ok(&["quota", "disable", image]);
+    run("btrfs", &["check", image].map(AsRef::as_ref));
 }

@@ -290,7 +290,7 @@ fn a_directory_gets_what_a_volume_gets() {
     assert!(refused.contains("the stream is incremental"), "{refused}");
 }
 
-fn encode(commands: &[Command<'_>]) -> Vec<u8> {
+pub(crate) fn encode(commands: &[Command<'_>]) -> Vec<u8> {
     let version = StreamVersion::Two;
     let mut bytes = version.encode().to_vec();
     for command in commands {

@@ -135,6 +135,39 @@ fn a_recursive_deletion_deletes_what_is_inside_first() {
     check(&image);
 }
 
+/// As on the kernel's btrfs, nothing is deleted inside a read-only subvolume.
+#[test]
+fn a_read_only_recursive_snapshot_becomes_writable_first() {
+    let (_scratch, image) = volume();
+    butternut(&["subvolume", "snapshot", "-r", "-R", &image, "/top", "/ro"]).ok();
+    let refused = butternut(&["subvolume", "delete", "-R", &image, "/ro"]).failure();
+    for around in ["/ro/a", "/ro"] {
+        let command = format!("property set {image}@5 {around} ro false");
+        let wanted = format!("the subvolume around it is read-only: `butternut {command}`, and");
+        let refused = butternut(&["subvolume", "delete", "-R", &image, "/ro"]).failure();
+        assert!(refused.contains(&wanted), "{refused}");
+        butternut(&command.split(' ').collect::<Vec<_>>()).ok();
+    }
+    assert!(refused.starts_with("butternut: ro/a/b: the subvolume is read-only ("), "{refused}");
+    butternut(&["subvolume", "delete", "-R", &image, "/ro"]).ok();
+    butternut(&["subvolume", "snapshot", "-r", "-R", &image, "/top", "/ro"]).ok();
+    if kernel_tests_enabled("a_read_only_recursive_snapshot_becomes_writable_first") {
+        let mount_point = MountPoint::new();
+        butternut(&["mount", &image, mount_point.name()]).ok();
+        let ro = format!("{}/ro", mount_point.name());
+        for below in ["/a", ""] {
+            let refused = butternut(&["subvolume", "delete", "-R", &ro]).failure();
+            let command = format!("property set {ro}{below} ro false");
+            let wanted = format!("the subvolume around it is read-only: `butternut {command}`,");
+            assert!(refused.contains(&wanted), "{refused}");
+            butternut(&command.split(' ').collect::<Vec<_>>()).ok();
+        }
+        butternut(&["subvolume", "delete", "-R", &ro]).ok();
+        butternut(&["umount", mount_point.name()]).ok();
+    }
+    check(&image);
+}
+
 #[test]
 fn a_recursive_deletion_on_a_mount_deletes_what_is_inside_first() {
     if !kernel_tests_enabled("a_recursive_deletion_on_a_mount_deletes_what_is_inside_first") {

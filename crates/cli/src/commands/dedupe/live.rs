@@ -103,6 +103,8 @@ fn root(path: &Path, parents: &mut HashMap<PathBuf, Rc<OwnedFd>>) -> Result<Root
     if path.is_dir() {
         return Ok(Root { dir: open(path)?, file: None, path: shown });
     }
+    // Later, a file that does not exist is one that was removed meanwhile.
+    path.symlink_metadata().map_err(|error| Failure::io(text::escaped(bytes), &error))?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     let dir = match parents.get(parent) {

@@ -155,7 +155,8 @@ impl Report {
             stderr_line(&Failure::new(text::escaped(path), &**why).to_string());
         }
         if counts.failures_more > 0 {
-            stderr_line(&format!("{dest}: {} more failures", counts.failures_more));
+            let more = text::counted(counts.failures_more, "more failure", "more failures");
+            stderr_line(&format!("{dest}: {more}"));
         }
         if counts.damaged_bytes > 0 {
             let bytes = pretty(counts.damaged_bytes, Units::Binary);
@@ -179,10 +180,10 @@ impl Report {
             printed = json::document(out, as_json(&counts));
         } else if global.verbose {
             stderr_line(&format!(
-                "{dest}: {} files, {} directories, {} links, {}",
-                counts.files,
-                counts.directories,
-                counts.links,
+                "{dest}: {}, {}, {}, {}",
+                text::counted(counts.files, "file", "files"),
+                text::counted(counts.directories, "directory", "directories"),
+                text::counted(counts.links, "link", "links"),
                 pretty(counts.bytes, Units::Binary)
             ));
         }

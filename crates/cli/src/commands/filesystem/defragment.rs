@@ -4,7 +4,7 @@
 //!    two places of files: a volume that is not mounted ([`volume`]), and paths of mounted volumes
 //!    ([`mounted`]).
 //! 2. The first argument decides which: a directory, or a file that holds no volume, is a path of a
-//!    mounted volume.
+//!    mounted volume, and so is one that does not exist below a directory of one.
 //! 3. A file that cannot be defragmented is reported, and the run goes on; the exit status is 1
 //!    then.
 
@@ -19,6 +19,7 @@ use std::path::Path;
 use butternut::{Compressor, Defragmented};
 
 use super::super::dedupe::holds_volume;
+use super::super::mounted::is_path;
 use crate::args::{DefragmentArgs, GlobalArgs, parse_bytes};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::json::Object;
@@ -42,9 +43,10 @@ pub(crate) fn run(global: &GlobalArgs, args: &DefragmentArgs, out: &mut Output) 
     let Some((first, paths)) = args.paths.split_first() else {
         return Err(Failure::new("defragment", "no file is named"));
     };
-    if is_mounted(first) {
+    if is_mounted(first, paths.is_empty()) {
         mounted::run(run, &args.paths, out)
     } else if paths.is_empty() {
+        crate::volume::check_devices(&crate::volume::parse_arg(std::slice::from_ref(first))?)?;
         let hint = "name files or directories in it: `filesystem defragment -r VOLUME /`";
         Err(Failure::new(first.display().to_string(), "no path in the volume is named").hint(hint))
     } else {
@@ -53,9 +55,10 @@ pub(crate) fn run(global: &GlobalArgs, args: &DefragmentArgs, out: &mut Output) 
 }
 
 /// Returns whether an argument is a path of a mounted volume (law 2).
-fn is_mounted(argument: &OsStr) -> bool {
+fn is_mounted(argument: &OsStr, is_alone: bool) -> bool {
     let path = Path::new(argument);
-    path.is_dir() || path.is_file() && !holds_volume(path)
+    let is_missing = !path.exists() && is_path(argument, is_alone);
+    is_missing || path.is_dir() || path.is_file() && !holds_volume(path)
 }
 
 /// What is to be done with each file.
@@ -104,16 +107,18 @@ impl Run<'_> {
         if self.global.verbose {
             let Defragmented { extents_before, extents_after, rewritten_bytes, .. } = done;
             let mut line = format!(
-                "{}: {extents_before} extents before, {extents_after} after, {rewritten_bytes} \
-                 bytes rewritten",
-                text::escaped(path)
+                "{}: {} before, {extents_after} after, {} rewritten",
+                text::escaped(path),
+                text::counted(*extents_before, "extent", "extents"),
+                text::counted(*rewritten_bytes, "byte", "bytes"),
             );
             for (bytes, what) in [
-                (done.shared_bytes_left, " shared bytes left alone"),
-                (done.unshared_bytes, " bytes no longer shared"),
+                (done.shared_bytes_left, "left alone because they are shared"),
+                (done.unshared_bytes, "no longer shared"),
             ] {
                 if bytes > 0 {
-                    line.extend([", ", &bytes.to_string(), what]);
+                    let bytes = text::counted(bytes, "byte", "bytes");
+                    line.extend([", ", &bytes, " ", what]);
                 }
             }
             stderr_line(&line);

@@ -4,14 +4,21 @@ use std::io::Write;
 
 use super::groups::{DATA, METADATA, SYSTEM, kind, profile, sorted, units};
 use crate::args::{GlobalArgs, UsageArgs};
+use crate::commands::mounted::directory::MountedDirectory;
 use crate::failure::{Completion, Outcome};
 use crate::output::size::pretty;
 use crate::output::{Output, json};
 use crate::volume::OpenVolume;
 
+const COMMAND: &str = "filesystem df";
+
 pub(crate) fn run(global: &GlobalArgs, args: &UsageArgs, out: &mut Output) -> Outcome {
-    let opened = OpenVolume::from_args(global, &args.volume)?;
-    let usage = opened.filesystem.usage().map_err(|error| opened.failure(&error))?;
+    let usage = if let Some(mounted) = MountedDirectory::open_only(&args.volume.volume)? {
+        mounted.report(COMMAND)?.into_usage()
+    } else {
+        let opened = OpenVolume::from_args(global, &args.volume)?;
+        opened.filesystem.usage().map_err(|error| opened.failure(&error))?
+    };
     let mut lines: Vec<(&str, &str, u64, u64)> =
         sorted(&usage.groups, [DATA, SYSTEM, METADATA, DATA | METADATA])
             .iter()

@@ -5,58 +5,67 @@
 //! contents and is their sum. "Set shared" counts each shared byte of disk once per PATH.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::io::Write;
 
 use butternut::{DiskUsage, FileId, FileKind, Follow};
 
 use super::groups::units;
 use crate::args::{DuArgs, GlobalArgs};
+use crate::commands::mounted::is_directory;
 use crate::commands::walk::{Walk, WalkEntry, WalkError, WalkPath};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::size::{Units, pretty};
 use crate::output::{Output, json, stderr_line, text};
 use crate::volume::OpenVolume;
 
+mod mounted;
+
 struct UsageCounter<'a> {
     opened: &'a OpenVolume,
-    summarize: bool,
-    units: Units,
-    json: Option<json::List>,
+    lines: Lines,
     done: Completion,
     /// Files with several names that have been counted.
     linked: HashSet<FileId>,
 }
 
+/// How the lines are printed.
+struct Lines {
+    summarize: bool,
+    units: Units,
+    json: Option<json::List>,
+}
+
 pub(crate) fn run(global: &GlobalArgs, args: &DuArgs, out: &mut Output) -> Outcome {
-    let opened = OpenVolume::from_arg(global, &args.volume)?;
-    let mut counter = UsageCounter {
-        opened: &opened,
+    let lines = Lines {
         summarize: args.summarize,
         units: units(&args.units),
         json: global.json.then(json::List::default),
-        done: Completion::Success,
-        linked: HashSet::new(),
     };
+    if is_directory(&args.volume.volume) {
+        let paths: Vec<&OsString> =
+            std::iter::once(&args.volume.volume).chain(&args.paths).collect();
+        return mounted::run(lines, &paths, out);
+    }
+    let opened = OpenVolume::from_arg(global, &args.volume)?;
+    let (opened, done) = (&opened, Completion::Success);
+    let mut counter = UsageCounter { opened, lines, done, linked: HashSet::new() };
     let printed = counter.all(args, out);
     counter.done.after(printed)
 }
 
 impl UsageCounter<'_> {
     fn all(&mut self, args: &DuArgs, out: &mut Output) -> Result<(), Failure> {
-        if self.json.is_none() {
-            writeln!(out, "{:>10}  {:>10}  {:>10}  Filename", "Total", "Exclusive", "Set shared")?;
-        }
-        for path in &args.paths {
+        self.lines.begin(out)?;
+        let top = ["/".into()];
+        for path in if args.paths.is_empty() { &top[..] } else { &args.paths } {
             let id = self.opened.resolve(path, Follow::NotLast)?;
             let path = text::bytes(path);
             let stat = self.opened.filesystem.stat(id);
             let kind = stat.map_err(|error| Failure::of(text::escaped(&path), &error))?.kind;
             self.tree(&WalkEntry { path: WalkPath::new(path), id, kind, depth: 0 }, out)?;
         }
-        if let Some(list) = self.json.take() {
-            list.end(out)?;
-        }
-        Ok(())
+        self.lines.end(out)
     }
 
     fn tree(&mut self, top: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
@@ -96,7 +105,7 @@ impl UsageCounter<'_> {
         }
         match self.opened.filesystem.disk_usage(found.id) {
             Ok(usage) => {
-                self.print(found, &usage, open.is_empty(), out)?;
+                self.lines.print(&found.path, &usage, open.is_empty(), out)?;
                 if let Some((_, sum)) = open.last_mut() {
                     sum.add(&usage);
                 }
@@ -117,7 +126,7 @@ impl UsageCounter<'_> {
     ) -> Result<(), Failure> {
         while open.last().is_some_and(|(found, _)| found.depth >= depth) {
             let Some((found, sum)) = open.pop() else { break };
-            self.print(&found, &sum, open.is_empty(), out)?;
+            self.lines.print(&found.path, &sum, open.is_empty(), out)?;
             if let Some((_, parent)) = open.last_mut() {
                 parent.add(&sum);
             }
@@ -125,9 +134,30 @@ impl UsageCounter<'_> {
         Ok(())
     }
 
+    fn failed(&mut self, broken: &WalkError) {
+        stderr_line(&Failure::of(text::escaped(&broken.path), &broken.error).to_string());
+        self.done = Completion::PartialFailure;
+    }
+}
+
+impl Lines {
+    fn begin(&self, out: &mut Output) -> Result<(), Failure> {
+        if self.json.is_none() {
+            writeln!(out, "{:>10}  {:>10}  {:>10}  Filename", "Total", "Exclusive", "Set shared")?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, out: &mut Output) -> Result<(), Failure> {
+        if let Some(list) = self.json.take() {
+            list.end(out)?;
+        }
+        Ok(())
+    }
+
     fn print(
         &mut self,
-        found: &WalkEntry,
+        path: &WalkPath,
         usage: &DiskUsage,
         is_top: bool,
         out: &mut Output,
@@ -137,7 +167,7 @@ impl UsageCounter<'_> {
         }
         if let Some(list) = &mut self.json {
             let object = json::Object::new()
-                .name("path", &found.path.bytes())
+                .name("path", &path.bytes())
                 .put("total_bytes", usage.total_bytes)
                 .put("exclusive_bytes", usage.exclusive_bytes);
             let set = is_top.then(|| usage.set_shared_bytes());
@@ -148,12 +178,7 @@ impl UsageCounter<'_> {
         let total = pretty(usage.total_bytes, self.units);
         let exclusive = pretty(usage.exclusive_bytes, self.units);
         write!(out, "{total:>10}  {exclusive:>10}  {set:>10}  ")?;
-        let shown = out.display_name(&found.path.bytes());
+        let shown = out.display_name(&path.bytes());
         Ok(out.line(&shown)?)
-    }
-
-    fn failed(&mut self, broken: &WalkError) {
-        stderr_line(&Failure::of(text::escaped(&broken.path), &broken.error).to_string());
-        self.done = Completion::PartialFailure;
     }
 }

@@ -4,25 +4,33 @@
 //!    resize is then refused.
 //! 2. An image file is truncated after its volume has shrunk, if the volume reached the end of the
 //!    file: bytes after the volume do not belong to it.
-//! 3. An image file is changed only while the volume is open, which locks the file: otherwise
+//! 3. A volume inside a larger image or device does not grow over another partition or filesystem.
+//! 4. An image file is changed only while the volume is open, which locks the file: otherwise
 //!    another process may have resized the volume, too. So a file that was extended stays extended
 //!    if the volume cannot be opened again, and also if the commit fails: the superblocks may have
 //!    the new size by then.
+//! 4. A mounted volume is resized by the process of its mount, or by the kernel ([`resize`]).
+//!
+//! [`resize`]: crate::control::resize
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use butternut::{DeviceInfo, DevicePath};
+use butternut_mkfs::Overlap;
+use butternut_sys::volume_calls;
 
 use super::super::transaction::Transaction;
-use super::super::truncate::Size;
 use crate::args::{GlobalArgs, ResizeArgs};
-use crate::failure::{Failure, Outcome};
+use crate::commands::mounted::directory::MountedDirectory;
+use crate::control::Request;
+use crate::control::resize::{ResizeRequest, Resized, SECTOR_BYTES};
+use crate::failure::{Failure, Outcome, chain, hints, without_object};
 use crate::output::Output;
 use crate::output::size::{Units, pretty};
 use crate::volume::image_size;
 
-/// The size of a volume is a multiple of this.
-const SECTOR_BYTES: u64 = 4096;
+const COMMAND: &str = "filesystem resize";
 
 /// Maximum size of an image file in bytes.
 const FILE_BYTES_MAX: u64 = i64::MAX.unsigned_abs();
@@ -30,6 +38,8 @@ const FILE_BYTES_MAX: u64 = i64::MAX.unsigned_abs();
 /// The device to resize, and its new size.
 struct Plan {
     devid: u64,
+    /// How the caller named the device, if it did.
+    named: Option<DevicePath>,
     bytes_was: u64,
     bytes: u64,
     /// Set if the device is an image file.
@@ -46,10 +56,15 @@ struct ImageFile {
 
 pub(crate) fn run(global: &GlobalArgs, args: &ResizeArgs, out: &mut Output) -> Outcome {
     check_order(args)?;
+    let request = ResizeRequest::parse(&args.size)?;
+    if let Some(mounted) = MountedDirectory::open(&args.volume)? {
+        return of_mount(global, &mounted, request, out);
+    }
     let mut bytes_before = None;
     let (mut transaction, plan) = loop {
         let transaction = Transaction::open_args(global, std::slice::from_ref(&args.volume))?;
-        let plan = Plan::of(&transaction, &args.size)?;
+        let plan = Plan::of(&transaction, &request)?;
+        plan.check_growth()?;
         let Some(file) = plan.file.as_ref().filter(|file| file.bytes < file.end_of(plan.bytes))
         else {
             break (transaction, plan);
@@ -74,11 +89,33 @@ pub(crate) fn run(global: &GlobalArgs, args: &ResizeArgs, out: &mut Output) -> O
     })
 }
 
+/// Resizes a mounted volume.
+fn of_mount(
+    global: &GlobalArgs,
+    mounted: &MountedDirectory<'_>,
+    request: ResizeRequest,
+    out: &mut Output,
+) -> Outcome {
+    if mounted.is_kernels() {
+        let Some(size) = request.for_kernel() else {
+            return Err(mounted.of_kernel("btrfs inspect-internal min-dev-size"));
+        };
+        let resized = volume_calls::resize(mounted.reopen()?.as_fd(), &size);
+        resized.map_err(|error| mounted.failed(&error))?;
+        return mounted.finish(global, out, |object| object);
+    }
+    mounted.require_writable()?;
+    let resized: Resized = mounted.request(COMMAND, &Request::Resize(request))?;
+    let Resized { devid, bytes_was, bytes } = resized;
+    mounted.finish(global, out, |object| {
+        object.put("devid", devid).put("bytes_was", bytes_was).put("bytes", bytes)
+    })
+}
+
 /// Detects the order of the arguments of btrfs-progs, SIZE VOLUME.
 fn check_order(args: &ResizeArgs) -> Result<(), Failure> {
     let Some(first) = args.volume.to_str() else { return Ok(()) };
-    let size = first.split_once(':').map_or(first, |(_, size)| size);
-    let is_size = size == "max" || Size::parse("size", size).is_ok();
+    let is_size = ResizeRequest::parse(first).is_ok();
     let (is_volume, is_swapped) = (Path::new(first).exists(), Path::new(&args.size).exists());
     if !is_size || is_volume || !is_swapped {
         return Ok(());
@@ -89,16 +126,15 @@ fn check_order(args: &ResizeArgs) -> Result<(), Failure> {
 }
 
 impl Plan {
-    fn of(transaction: &Transaction, typed: &str) -> Result<Self, Failure> {
+    fn of(transaction: &Transaction, request: &ResizeRequest) -> Result<Self, Failure> {
         let devices = transaction.filesystem().devices();
-        let (device, typed) = select_device(&devices, typed)?;
+        let device = request.device(&devices);
+        let device = device.map_err(|(why, hint)| Failure::new("size", why).hint(hint))?;
         let file = image_file(transaction, device);
         let most = file.as_ref().map_or(device.device_bytes, |file| file.bytes - file.offset);
-        let bytes = match typed {
-            "max" => Some(most),
-            typed => Size::parse("size", typed)?.of(device.total_bytes),
-        };
-        let bytes = bytes.map(|bytes| bytes / SECTOR_BYTES * SECTOR_BYTES);
+        let min = || transaction.filesystem().size_min(device.id);
+        let bytes = request.size.of(device.total_bytes, min, most);
+        let bytes = bytes.map_err(|error| transaction.failure(&error))?;
         let (what, bytes_max) = match &file {
             Some(file) => ("an image file has at most", FILE_BYTES_MAX.saturating_sub(file.offset)),
             None => ("the device has", most),
@@ -107,7 +143,26 @@ impl Plan {
             Failure::new("size", format!("{what} {}", pretty(bytes_max, Units::Binary)))
                 .hint("choose max or a smaller size")
         })?;
-        Ok(Self { devid: device.id, bytes_was: device.total_bytes, bytes, file })
+        let named = named(transaction, device).cloned();
+        Ok(Self { devid: device.id, named, bytes_was: device.total_bytes, bytes, file })
+    }
+
+    /// Refuses to grow over something else in the same file or device (law 3).
+    fn check_growth(&self) -> Result<(), Failure> {
+        let Some(DevicePath { path, offset, .. }) = &self.named else { return Ok(()) };
+        if self.bytes <= self.bytes_was {
+            return Ok(());
+        }
+        let until = |bytes: u64| *offset..offset.saturating_add(bytes);
+        let (range, own) = (until(self.bytes), until(self.bytes_was));
+        let shown = path.display().to_string();
+        let found = Overlap::find(path, &range, Some(&own)).map_err(|error| {
+            Failure::new(shown.clone(), without_object(&chain(&error), &shown))
+                .hint_if(hints::of_device(&error))
+        })?;
+        let Some(with) = found else { return Ok(()) };
+        let why = format!("bytes {} to {} overlap {with}", range.start, range.end);
+        Err(Failure::new(shown, why).hint("choose a smaller size"))
     }
 
     /// Truncates a file that was extended to its size before (law 1), unless the volume needs it.
@@ -128,38 +183,16 @@ impl Plan {
     }
 }
 
-/// Parses `[DEVID:]SIZE`. Returns the device and the unparsed size.
-fn select_device<'a, 't>(
-    devices: &'a [DeviceInfo],
-    typed: &'t str,
-) -> Result<(&'a DeviceInfo, &'t str), Failure> {
-    let (devid, size) = match typed.split_once(':') {
-        Some((devid, size)) => (Some(devid), size),
-        None => (None, typed),
-    };
-    // Other volumes use a seed, too.
-    let own: Vec<&DeviceInfo> = devices.iter().filter(|device| !device.seed).collect();
-    let found = match (devid, &own[..]) {
-        (None, [only]) => Some(*only),
-        (None, _) => None,
-        (Some(devid), _) => {
-            let devid = devid.parse::<u64>().ok();
-            own.iter().copied().find(|device| Some(device.id) == devid)
-        }
-    };
-    let known: Vec<String> = own.iter().map(|device| device.id.to_string()).collect();
-    let found = found.ok_or_else(|| {
-        let why = devid.map_or("no device is named".into(), |devid| format!("no device {devid}"));
-        Failure::new("size", why)
-            .hint(format!("give DEVID:SIZE with one of the devices {}", known.join(", ")))
-    })?;
-    Ok((found, size))
+/// Returns how the caller named a device.
+fn named<'a>(transaction: &'a Transaction, device: &DeviceInfo) -> Option<&'a DevicePath> {
+    let path = device.path.as_ref()?;
+    let is_wanted = |named: &&DevicePath| named.path.display().to_string() == *path;
+    transaction.devices().iter().find(is_wanted)
 }
 
 fn image_file(transaction: &Transaction, device: &DeviceInfo) -> Option<ImageFile> {
-    let path = device.path.as_ref()?;
-    let is_wanted = |named: &&DevicePath| named.path.display().to_string() == *path;
-    let named = transaction.devices().iter().find(is_wanted)?;
+    // A partition has the size that its table says, so the file stays as it is.
+    let named = named(transaction, device).filter(|named| named.bytes.is_none())?;
     let meta = std::fs::metadata(&named.path).ok().filter(std::fs::Metadata::is_file)?;
     let (path, identity) = (named.path.clone(), image_size::identity(&meta));
     Some(ImageFile { path, identity, offset: named.offset, bytes: meta.len() })

@@ -3,16 +3,19 @@
 
 use std::io::Write;
 
-use butternut::{DeviceInfo, GroupUsage, StatFs, Usage};
+use butternut::{DeviceInfo, GroupUsage, Usage};
 use serde_json::Value;
 
 use super::groups::{DATA, METADATA, SYSTEM, kind, profile, sorted, units};
 use crate::args::{GlobalArgs, UsageTableArgs};
-use crate::failure::{Completion, Outcome};
+use crate::commands::mounted::directory::MountedDirectory;
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::size::{Units, percent, pretty, ratio};
 use crate::output::table::{Side, Table};
 use crate::output::{Output, json};
 use crate::volume::OpenVolume;
+
+const COMMAND: &str = "filesystem usage";
 
 /// Unallocated space below this is not counted as free: no chunk fits.
 const CHUNK_BYTES_MIN: u64 = 16 << 20;
@@ -34,10 +37,8 @@ struct Overall {
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &UsageTableArgs, out: &mut Output) -> Outcome {
-    let opened = OpenVolume::from_args(global, &args.usage.volume)?;
-    let usage = opened.filesystem.usage().map_err(|error| opened.failure(&error))?;
-    let statfs = opened.filesystem.statfs().map_err(|error| opened.failure(&error))?;
-    let overall = Overall::of(&usage, &statfs);
+    let (usage, available_bytes) = read(global, args)?;
+    let overall = Overall::of(&usage, available_bytes);
     if global.json {
         json::document(out, as_json(&overall, &usage))?;
         return Ok(Completion::Success);
@@ -52,8 +53,21 @@ pub(crate) fn run(global: &GlobalArgs, args: &UsageTableArgs, out: &mut Output) 
     Ok(Completion::Success)
 }
 
+/// Returns the usage, and the bytes that statfs(2) says are free.
+fn read(global: &GlobalArgs, args: &UsageTableArgs) -> Result<(Usage, u64), Failure> {
+    if let Some(mounted) = MountedDirectory::open_only(&args.usage.volume.volume)? {
+        let report = mounted.report(COMMAND)?;
+        let available_bytes = report.available_bytes;
+        return Ok((report.into_usage(), available_bytes));
+    }
+    let opened = OpenVolume::from_args(global, &args.usage.volume)?;
+    let usage = opened.filesystem.usage().map_err(|error| opened.failure(&error))?;
+    let statfs = opened.filesystem.statfs().map_err(|error| opened.failure(&error))?;
+    Ok((usage, statfs.blocks_available.saturating_mul(statfs.block_bytes.into())))
+}
+
 impl Overall {
-    fn of(usage: &Usage, statfs: &StatFs) -> Self {
+    fn of(usage: &Usage, free_statfs_bytes: u64) -> Self {
         let device_bytes = usage.devices.iter().map(|device| device.total_bytes).sum::<u64>();
         let allocated_bytes =
             usage.devices.iter().map(|device| device.allocated_bytes).sum::<u64>();
@@ -87,7 +101,7 @@ impl Overall {
             used_bytes: usage.groups.iter().map(raw_used).sum(),
             free_bytes: in_chunks + more((data_raw, data_total)),
             free_min_bytes: in_chunks + more(most_copies),
-            free_statfs_bytes: statfs.blocks_available * u64::from(statfs.block_bytes),
+            free_statfs_bytes,
             data_ratio: ratio(data_raw, data_total),
             metadata_ratio: ratio(metadata_raw, metadata_total),
             reserve_bytes: usage.global_reserve_bytes,

@@ -5,6 +5,7 @@
 //! 2. What a new file inherits from a directory that existed before is removed.
 //! 3. The times of a file are set last.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File as HostFile;
 use std::ops::Range;
@@ -12,8 +13,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, sync_channel};
 
 use butternut::{
-    FileId, FileKind, Filesystem, NewInode, Privileges, SetAttributes, SetTime, SetXattr, Time,
+    Error, FileId, FileKind, Filesystem, NewInode, Privileges, SetAttributes, SetTime, SetXattr,
+    Time,
 };
+use rustix::io::Errno;
 
 use super::super::progress::Progress;
 use super::super::transaction::failed;
@@ -77,6 +80,10 @@ pub(super) struct Apply<'a> {
     pub(super) top: Top,
     /// Device and inode number of the image files of the volume.
     pub(super) volume_files: &'a [(u64, u64)],
+    /// The paths of the source, and of its copy in the volume, for messages.
+    pub(super) tops: (Vec<u8>, Vec<u8>),
+    /// Set when the volume has no space left.
+    pub(super) is_full: Cell<bool>,
     directories: Vec<OpenDirectory>,
     links: HashMap<(u64, u64), FileId>,
     pub(super) counts: Counts,
@@ -97,11 +104,38 @@ impl<'a> Apply<'a> {
         rules: Rules,
         progress: &'a Progress,
         jobs: Sender<Job>,
-        top: Top,
+        (top, tops): (Top, (Vec<u8>, Vec<u8>)),
         volume_files: &'a [(u64, u64)],
     ) -> Self {
         let (directories, links, counts) = (Vec::new(), HashMap::new(), Counts::default());
-        Self { filesystem, rules, progress, jobs, top, volume_files, directories, links, counts }
+        Self {
+            filesystem,
+            rules,
+            progress,
+            jobs,
+            top,
+            volume_files,
+            tops,
+            is_full: Cell::new(false),
+            directories,
+            links,
+            counts,
+        }
+    }
+
+    /// Describes an error at a path of the source. A name that exists is one in the volume.
+    fn failed(&self, path: &[u8], error: &Error) -> Failure {
+        if error.errno() == Errno::NOSPC.raw_os_error() {
+            self.is_full.set(true);
+        }
+        if !matches!(error, Error::Exists) {
+            return failed(path, error);
+        }
+        let (source, copy) = &self.tops;
+        let below = path.strip_prefix(source.as_slice()).unwrap_or(path);
+        let below = below.strip_prefix(b"/").unwrap_or(below);
+        let there = if below.is_empty() { copy.clone() } else { text::joined(copy, below) };
+        failed(&there, error)
     }
 
     /// Applies the steps of the walk until its end or the first failure.
@@ -145,7 +179,7 @@ impl<'a> Apply<'a> {
             }
             Ok(id)
         });
-        let id = made.map_err(|error| failed(&path, &error))?;
+        let id = made.map_err(|error| self.failed(&path, &error))?;
         self.counts.directories += 1;
         self.directories.push(OpenDirectory { id, path, attributes: found, existed: false });
         Ok(())
@@ -161,7 +195,8 @@ impl<'a> Apply<'a> {
             }
             self.finish(id, &attributes, Some(attributes.permissions))
         };
-        finish().map_err(|error| failed(&path, &error))
+        let finished = finish();
+        finished.map_err(|error| self.failed(&path, &error))
     }
 
     fn file(&mut self, name: &[u8], path: &[u8], read: Read) -> Result<(), Failure> {
@@ -176,17 +211,18 @@ impl<'a> Apply<'a> {
             && let Some(id) = self.links.get(&identity)
         {
             let linked = self.filesystem.link(*id, dir, name);
-            linked.map_err(|error| failed(path, &error))?;
+            linked.map_err(|error| self.failed(path, &error))?;
             self.counts.links += 1;
             return Ok(());
         }
         self.progress.found(size);
-        let id = self.make(dir, name, &entry, existed).map_err(|error| failed(path, &error))?;
+        let made = self.make(dir, name, &entry, existed);
+        let id = made.map_err(|error| self.failed(path, &error))?;
         if kind == FileKind::File {
             self.fill(id, path, &entry.attributes, entry.content)?;
         }
         let finished = self.finish(id, &entry.attributes, None);
-        finished.map_err(|error| failed(path, &error))?;
+        finished.map_err(|error| self.failed(path, &error))?;
         if nlink > 1 {
             self.links.insert(identity, id);
         }
@@ -281,7 +317,7 @@ impl<'a> Apply<'a> {
         found: &Attributes,
         content: Content,
     ) -> Result<(), Failure> {
-        let failed = |error: butternut::Error| failed(path, &error);
+        let failed = |error: Error| self.failed(path, &error);
         if found.size == 0 {
             return Ok(());
         }

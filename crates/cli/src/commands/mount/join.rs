@@ -15,20 +15,20 @@
 //!    `dev`, `suid` and `exec`.
 
 use std::collections::HashSet;
-use std::fs::Metadata;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use butternut::{FileId, Filesystem, Subvolume, TOP_LEVEL};
+use butternut::{DevicePath, FileId, Filesystem, Subvolume, TOP_LEVEL};
 use butternut_fuse::{ClonedMount, MountPermissions, is_own_type};
 use butternut_sys::mounts::{self, Mount};
 use rustix::io::Errno;
 
 use super::{Plan, fixed_options};
+use crate::control::hold::HeldDevice;
 use crate::control::{Request, SubvolumeSelector, client};
 use crate::failure::{Failure, io_text};
 use crate::output::notes::Notes;
 use crate::volume::arg::VolumeArg;
+use crate::volume::identity::device_identity;
 
 /// Returns the top-level directory of a volume, and the path from it to the root of `filesystem`.
 /// Returns `None` if that root is not a subvolume with a path, or the user is not root.
@@ -53,19 +53,14 @@ pub(super) fn device_identities(volume: &VolumeArg) -> Vec<String> {
     own.filter_map(identity).collect()
 }
 
-/// Returns the absolute paths of all devices, seeds too. Devices without one are left out.
-pub(super) fn device_paths(volume: &VolumeArg) -> Vec<std::path::PathBuf> {
-    volume.devices.iter().filter_map(|device| device.path.canonicalize().ok()).collect()
-}
-
-/// Returns what identities of devices begin with, for a file or block device: what follows is the
-/// offset of the volume.
-pub(crate) fn device_identity(meta: &Metadata) -> String {
-    if meta.file_type().is_block_device() {
-        format!("device {} at ", meta.rdev())
-    } else {
-        format!("file {} {} at ", meta.dev(), meta.ino())
-    }
+/// Returns all devices by their absolute paths, seeds too. Those without one are left out.
+pub(super) fn device_paths(volume: &VolumeArg) -> Vec<HeldDevice> {
+    let absolute = |device: &DevicePath| {
+        let path = device.path.canonicalize().ok()?;
+        let identity = device_identity(&std::fs::metadata(&path).ok()?);
+        Some(HeldDevice { path, offset: device.offset, bytes: device.bytes, identity })
+    };
+    volume.devices.iter().filter_map(absolute).collect()
 }
 
 /// Mounts the volume through the process that has it mounted for writing. Returns whether there is

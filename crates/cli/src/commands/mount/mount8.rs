@@ -12,10 +12,14 @@
 //!    `suid`, `exec`, `rw`). So for root `dev` and `suid` are on unless restricted, as for every
 //!    other filesystem. For other users fusermount3 decides.
 //! 3. The type `fuseblk.butternut` is the option `blkdev`.
+//! 4. With `nofail`, a volume with a device that does not exist is not mounted, and that is no
+//!    failure: mount(8) keeps this promise only for the filesystems that it mounts itself.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+
+use crate::volume::arg;
 
 /// The helper for mounts of block devices.
 const BLOCK_HELPER: &str = "mount.fuseblk.butternut";
@@ -26,8 +30,8 @@ const MOUNT_ONLY: [&str; 15] = [
     "_netdev", "nofail", "defaults", "loop", "quiet",
 ];
 
-/// Returns the command line of `butternut mount`, for root or another user. Returns `None` for a
-/// mount that is only simulated, as by `mount -f`.
+/// Returns the command line of `butternut mount`, for root or another user. Returns `None` if there
+/// is nothing to do: a mount is only simulated, as by `mount -f`, or law 4 applies.
 pub(crate) fn mount_arguments(arguments: &[OsString], is_root: bool) -> Option<Vec<OsString>> {
     let (paths, lists, letters) = split_arguments(arguments);
     if letters.contains(&b'f') {
@@ -36,6 +40,9 @@ pub(crate) fn mount_arguments(arguments: &[OsString], is_root: bool) -> Option<V
     let has = |wanted: &[u8]| {
         lists.iter().any(|list| list.as_bytes().split(|byte| *byte == b',').any(|w| w == wanted))
     };
+    if has(b"nofail") && !has(b"remount") && is_absent(&paths) {
+        return None;
+    }
     let mut options: Vec<&[u8]> = Vec::new();
     if is_named(arguments, BLOCK_HELPER) && !has(b"remount") && !has(b"blkdev") {
         options.push(b"blkdev");
@@ -55,6 +62,13 @@ pub(crate) fn mount_arguments(arguments: &[OsString], is_root: bool) -> Option<V
         }
     }
     Some(super::command_line(&paths, &OsString::from_vec(options.join(&b','))))
+}
+
+/// Returns whether a device of the volume, which is named before the mount point, does not exist.
+fn is_absent(paths: &[OsString]) -> bool {
+    let Some((_, volume)) = paths.split_last() else { return false };
+    let parsed = arg::parse(volume);
+    parsed.is_ok_and(|volume| volume.devices.iter().any(|device| !device.path.exists()))
 }
 
 /// Returns the command line of `butternut umount`.

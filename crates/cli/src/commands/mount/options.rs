@@ -54,6 +54,8 @@ pub(crate) struct ParsedOptions {
     pub(crate) tunables: Vec<(String, String)>,
     /// The fixed options ([`fixed_options`]), each with the last option that set it.
     pub(crate) fixed: Vec<(&'static str, String)>,
+    /// Whether `rw` is named, and `ro` not after it.
+    pub(super) is_writable_named: bool,
     offset: Option<u64>,
 }
 
@@ -66,6 +68,9 @@ impl ParsedOptions {
         for list in lists {
             for option in list.as_bytes().split(|byte| *byte == b',').filter(|w| !w.is_empty()) {
                 parsed.apply(option)?;
+                if let b"ro" | b"rw" = option {
+                    parsed.is_writable_named = option == b"rw";
+                }
             }
         }
         Ok(parsed)
@@ -89,7 +94,7 @@ impl ParsedOptions {
                 self.volume.subvolume = Subvolume::Path(option["subvol=".len()..].to_vec());
             }
             ("subvolid", false) => self.volume.subvolume = Subvolume::Id(number()?),
-            ("offset", false) => self.offset = Some(number()?),
+            ("offset", false) => self.offset = Some(offset(&text, value)?),
             ("cache", false) => self.volume.node_cache_bytes = number()?,
             ("page_cache", false) => self.volume.page_cache_bytes = number()?,
             ("compress" | "compress-force", _) => {
@@ -176,6 +181,11 @@ impl ParsedOptions {
         }
         Ok(())
     }
+}
+
+/// Parses the value of `offset`.
+fn offset(option: &str, value: &str) -> Result<u64, Failure> {
+    arg::parse_offset(value).ok_or_else(|| refused(option, "is not a number"))
 }
 
 /// Returns whether two names denote the same subvolume: leading, trailing and repeated slashes are

@@ -74,7 +74,13 @@ pub(crate) fn by_id(global: &GlobalArgs, path: &OsStr, ids: &[u64], out: &mut Ou
     let done = ids.iter().try_for_each(|id| {
         let name = PathBuf::from(id.to_string());
         let deleted = subvolume_calls::delete_by_id(dir.as_fd(), *id);
-        deleted.map_err(|error| not_deleted(&name, &error))?;
+        deleted.map_err(|error| {
+            let volume = MountedVolume::open(path);
+            volume.map_or_else(
+                |_| not_deleted(&name, &error),
+                |volume| refused(&volume, &name, Some(*id), &error),
+            )
+        })?;
         changes.record("deleted", &name);
         Ok(())
     });
@@ -165,7 +171,9 @@ impl Deletion<'_> {
             None => subvolume_calls::delete(dir.as_fd(), target.name.as_bytes()),
         };
         deleted.map_err(|error| {
-            let failure = not_deleted(target.path, &error);
+            let volume = MountedVolume::of(dir, target.path);
+            let id = target.identity.map(|(id, _)| id);
+            let failure = refused(&volume, target.path, id, &error);
             let is_not_empty = Errno::from_io_error(&error) == Some(Errno::NOTEMPTY);
             if recursive && is_not_empty { failure.hint(INSIDE_FIRST_ALONE) } else { failure }
         })?;
@@ -188,15 +196,57 @@ impl Deletion<'_> {
         if !volume.is_readable()? {
             return Ok(None);
         }
-        for inside in inside(&volume.subvolumes()?, id) {
+        let all = volume.subvolumes()?;
+        let path_of = |id| {
+            let found = all.iter().find(|found| found.id == id);
+            found.and_then(|found| found.path.as_deref())
+        };
+        for inside in inside(&all, id) {
             let path = inside.path.clone().unwrap_or_else(|| inside.name.clone());
             let path = Path::new(OsStr::from_bytes(&path));
-            volume.delete(inside.id).map_err(|error| not_deleted(path, &error))?;
+            volume.delete(inside.id).map_err(|error| {
+                let failure = refused(&volume, path, Some(inside.id), &error);
+                if Errno::from_io_error(&error) != Some(Errno::ROFS) {
+                    return failure;
+                }
+                let top = path_of(id).unwrap_or_default();
+                let around = inside.parent.and_then(path_of).unwrap_or_default();
+                let below = around.strip_prefix(top).unwrap_or_default();
+                let below = below.strip_prefix(b"/").unwrap_or(below);
+                let around = text::joined(target.path.as_os_str().as_bytes(), below);
+                let around = around.strip_suffix(b"/").unwrap_or(&around);
+                failure.hint(writable_first(&text::escaped(around)))
+            })?;
             self.deleted.insert((inside.id, inside.uuid));
             self.changes.record("deleted", path);
         }
         Ok(Some(id))
     }
+}
+
+/// What to do about a subvolume inside a read-only one.
+pub(crate) fn writable_first(around: &str) -> String {
+    format!(
+        "the subvolume around it is read-only: `butternut property set {around} ro false`, and \
+         delete again"
+    )
+}
+
+/// Describes a deletion that failed, with what the volume says of the subvolume.
+fn refused(volume: &MountedVolume<'_>, path: &Path, id: Option<u64>, error: &io::Error) -> Failure {
+    let failure = not_deleted(path, error);
+    // Without permission, the caller could not read the trees either.
+    let is_permitted = volume.is_readable().unwrap_or(false);
+    if Errno::from_io_error(error) != Some(Errno::PERM) || !is_permitted {
+        return failure;
+    }
+    let shown = text::escaped(path.as_os_str().as_bytes());
+    if id.is_some_and(|id| volume.default_subvolume().is_ok_and(|default| default == id)) {
+        return Failure::new(shown, "is the default subvolume, which cannot be deleted")
+            .hint("`butternut subvolume set-default` makes another one the default");
+    }
+    Failure::new(shown, "is in use: it is being sent, or has a swap file that is in use")
+        .hint("wait until `send` ends, or end it; `swapoff` ends the use of a swap file")
 }
 
 fn not_deleted(path: &Path, error: &io::Error) -> Failure {
@@ -210,7 +260,11 @@ fn not_deleted(path: &Path, error: &io::Error) -> Failure {
         }
         Some(Errno::PERM) => failure.hint(
             "only root deletes subvolumes, unless the mount has the option user_subvol_rm_allowed; \
-            the default subvolume is not deleted",
+            the default subvolume, and one that is being sent, are not deleted",
+        ),
+        Some(Errno::ROFS) => failure.hint(
+            "the volume is mounted read-only, or the subvolume around it is: `butternut property \
+             set PATH ro false` makes that writable",
         ),
         _ => failure,
     }

@@ -1,4 +1,5 @@
-//! `receive --dump`: prints the commands of a stream as `btrfs receive --dump` does, byte for byte.
+//! `receive --dump`: prints the commands of a stream as `btrfs receive --dump` does, byte for byte,
+//! or with --json as objects ([`dump_json`]).
 
 use std::io::{self, Write};
 
@@ -7,14 +8,19 @@ use butternut::format::inode;
 use butternut::format::stream::Command;
 use butternut::receive::StreamEnd;
 
+use super::dump_json;
 use super::input::Input;
+use crate::args::GlobalArgs;
 use crate::failure::{Completion, Failure, Outcome};
-use crate::output::{Output, time};
+use crate::output::{Output, json, time};
 
 /// Width in which shorter paths are padded.
 const PATH_WIDTH: usize = 32;
 
-pub(super) fn run(mut input: Input, out: &mut Output) -> Outcome {
+pub(super) fn run(global: &GlobalArgs, mut input: Input, out: &mut Output) -> Outcome {
+    if global.json {
+        return as_json(&mut input, out);
+    }
     // The path of the subvolume, which the paths of its commands begin with.
     let mut subvolume = b".".to_vec();
     let failure = |error| Failure::of(input.name.clone(), &error);
@@ -34,6 +40,38 @@ pub(super) fn run(mut input: Input, out: &mut Output) -> Outcome {
         }
     }
     Ok(Completion::Success)
+}
+
+/// Prints a list of the commands. After a failure it ends with the last whole command.
+fn as_json(input: &mut Input, out: &mut Output) -> Outcome {
+    let mut list = json::List::default();
+    let done = list_commands(input, &mut list, out);
+    if !matches!(done, Err(Failure::StdoutClosed)) {
+        list.end(out)?;
+    }
+    done.map(|()| Completion::Success)
+}
+
+fn list_commands(
+    input: &mut Input,
+    list: &mut json::List,
+    out: &mut Output,
+) -> Result<(), Failure> {
+    let name = input.name.clone();
+    let failure = |error| Failure::of(name.clone(), &error);
+    while input.stream.next_stream().map_err(failure)?.is_some() {
+        loop {
+            let (_, command) = input.stream.next_command().map_err(failure)?;
+            list.push(out, dump_json::object(&command))?;
+            if command == Command::End {
+                break;
+            }
+        }
+        if input.end == StreamEnd::Command {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn line(out: &mut Output, command: &Command<'_>, path: &[u8], subvolume: &[u8]) -> io::Result<()> {

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 
 use butternut::receive::{StreamEnd, StreamReader};
 
+use super::interrupt::{Interrupt, InterruptibleFile};
 use crate::args::{GlobalArgs, ReceiveArgs};
 use crate::failure::Failure;
 use crate::output::stderr_line;
@@ -16,12 +17,13 @@ const INPUT_BYTES: usize = 256 << 10;
 /// The stream that a command reads, with its name for messages.
 pub(super) struct Input {
     pub(super) name: String,
-    pub(super) stream: StreamReader<BufReader<File>>,
+    pub(super) stream: StreamReader<BufReader<InterruptibleFile>>,
     pub(super) end: StreamEnd,
 }
 
 impl Input {
-    pub(super) fn open(args: &ReceiveArgs) -> Result<Self, Failure> {
+    /// Opens the input that `args` name. With `interrupt`, a signal ends it.
+    pub(super) fn open(args: &ReceiveArgs, interrupt: Option<Interrupt>) -> Result<Self, Failure> {
         let name = args.file.as_ref().map(|path| path.display().to_string());
         let name = name.unwrap_or_else(|| "stdin".to_owned());
         let opened = if let Some(path) = &args.file {
@@ -30,7 +32,8 @@ impl Input {
             // Not `Stdin` itself, which reads ahead into a buffer of its own.
             stdin().as_fd().try_clone_to_owned().map(File::from)
         };
-        let input = opened.map_err(|error| Failure::io(name.clone(), &error))?;
+        let file = opened.map_err(|error| Failure::io(name.clone(), &error))?;
+        let input = InterruptibleFile { file, interrupt };
         // What follows the end command is left to the next reader of the input: a read that is not
         // smaller than the buffer bypasses it.
         let (end, buffer_bytes) = if args.end_command {

@@ -19,11 +19,11 @@ use rustix::io::Errno;
 use super::file::OutputFile;
 use super::version;
 use crate::args::SendArgs;
-use crate::commands::mount::device_identity;
 use crate::commands::mounted;
 use crate::control::{Request, SendRequest, client, device_number_of};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, text};
+use crate::volume::identity::device_identity;
 
 const COMMAND: &str = "send";
 

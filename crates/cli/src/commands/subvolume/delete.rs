@@ -65,7 +65,16 @@ fn delete(transaction: &mut Transaction, location: &Location) -> Result<u64, Fai
         if matches!(error, Error::NotEmpty) {
             return failed(&location.path, &error).hint(mounted::delete::INSIDE_FIRST);
         }
-        transaction.failed(&location.path, &error)
+        let failure = transaction.failed(&location.path, &error);
+        if !matches!(error, Error::ReadOnly { .. }) {
+            return failure;
+        }
+        // The volume is open for writing, so it is the subvolume around.
+        let around = transaction.filesystem().subvolume(location.dir.subvolume);
+        let around = around.ok().and_then(|around| around.path).unwrap_or_default();
+        let volume = transaction.top_level();
+        failure
+            .hint(mounted::delete::writable_first(&format!("{volume} /{}", text::escaped(&around))))
     })?;
     transaction.record("deleted", &location.path);
     Ok(id)
