@@ -6,6 +6,8 @@
 //! 3. The extents of a removed chunk stay allocated until the commit that removed it is complete.
 //! 4. A seed device is never written to: no chunk is placed on it, none of it is discarded, and its
 //!    size does not count when the size of a new chunk is computed.
+//! 5. While a device is being resized ([`crate::NextEnd`]), no chunk is placed behind the end that
+//!    it will have, and its size counts as that where it is smaller.
 
 use crate::error::SpaceError;
 use crate::state::Space;
@@ -45,6 +47,8 @@ pub(crate) struct Devices {
 pub(crate) struct DeviceMap {
     pub(crate) uuid: [u8; 16],
     pub(crate) bytes: u64,
+    /// The ends that resizes in progress will give the device, in bytes (law 5).
+    pub(crate) next_ends: Vec<u64>,
     /// Whether the device is a seed (law 4).
     pub(crate) is_seed: bool,
     /// By first byte: the end, and the chunk; `None` for a hole that is being discarded.
@@ -63,7 +67,13 @@ impl Space {
         bytes: u64,
         extents: Vec<DeviceExtent>,
     ) -> Result<(), SpaceError> {
-        let mut map = DeviceMap { uuid, bytes, is_seed: false, extents: BTreeMap::new() };
+        let mut map = DeviceMap {
+            uuid,
+            bytes,
+            next_ends: Vec::new(),
+            is_seed: false,
+            extents: BTreeMap::new(),
+        };
         for extent in extents {
             let good = extent.range.end <= bytes && map.insert(&extent.range, Some(extent.chunk));
             if !good {
@@ -111,12 +121,17 @@ impl DeviceMap {
         of_chunks.map(|(start, (end, _))| end.saturating_sub(*start)).sum()
     }
 
-    /// Whether chunks may use a range (laws 2 and 4), which ends inside the device (law 1).
+    /// Returns the end of the device for new chunks, in bytes (law 5).
+    pub(crate) fn end(&self) -> u64 {
+        self.next_ends.iter().copied().fold(self.bytes, u64::min)
+    }
+
+    /// Whether chunks may use a range (laws 2, 4 and 5), which ends inside the device (law 1).
     pub(crate) fn may_have(&self, range: &Range<u64>) -> bool {
         let is_on_copy = COPY_OFFSETS
             .iter()
             .any(|&at| at < range.end && at.saturating_add(STRIPE_BYTES) > range.start);
-        !self.is_seed && range.start >= RESERVED_BYTES && range.end <= self.bytes && !is_on_copy
+        !self.is_seed && range.start >= RESERVED_BYTES && range.end <= self.end() && !is_on_copy
     }
 
     /// Adds an extent. Returns `false` and changes nothing if it would break law 1.
@@ -146,7 +161,8 @@ impl DeviceMap {
         self.extents.values().any(|(end, chunk)| *end > bytes && chunk.is_none())
     }
 
-    /// Returns the holes in ascending order, in whole stripe units (law 2); none on a seed (law 4).
+    /// Returns the holes in ascending order, in whole stripe units (laws 2 and 5); none on a seed
+    /// (law 4).
     pub(crate) fn holes(&self) -> Vec<Range<u64>> {
         if self.is_seed {
             return Vec::new();
@@ -155,13 +171,14 @@ impl DeviceMap {
         let extents = self.extents.iter().map(|(start, (end, _))| (*start, *end));
         let mut busy: Vec<(u64, u64)> = extents.chain(copies).collect();
         busy.push((0, RESERVED_BYTES));
-        busy.push((self.bytes, u64::MAX));
+        let device_end = self.end();
+        busy.push((device_end, u64::MAX));
         busy.sort_unstable();
         let mut holes = Vec::new();
         let mut at = 0;
         for (start, end) in busy {
             let from = u64::checked_next_multiple_of(at, STRIPE_BYTES);
-            let to = start.min(self.bytes);
+            let to = start.min(device_end);
             let to = to.saturating_sub(to.checked_rem(STRIPE_BYTES).unwrap_or(0));
             if let Some(from) = from.filter(|&from| from < to) {
                 holes.push(from..to);

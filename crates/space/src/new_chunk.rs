@@ -45,14 +45,6 @@ pub struct ChunkPlan {
     pub stripe_bytes: u64,
 }
 
-/// Where a device is about to end: a chunk is planned before that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceEnd {
-    pub devid: DevId,
-    /// In bytes.
-    pub bytes: u64,
-}
-
 /// The hole of a device that a stripe may use.
 struct Hole {
     devid: DevId,
@@ -70,19 +62,8 @@ impl Space {
         flags: BlockGroupFlags,
         bytes_min: u64,
     ) -> Option<ChunkPlan> {
-        self.plan_chunk_within(class, flags, bytes_min, None)
-    }
-
-    /// As [`Space::plan_chunk`], as if the device of `end` ended there.
-    pub fn plan_chunk_within(
-        &self,
-        class: Class,
-        flags: BlockGroupFlags,
-        bytes_min: u64,
-        end: Option<DeviceEnd>,
-    ) -> Option<ChunkPlan> {
         let mut state = self.lock();
-        let plan = state.plan(class, flags, bytes_min, end)?;
+        let plan = state.plan(class, flags, bytes_min)?;
         for (index, stripe) in plan.chunk.stripes.iter().enumerate() {
             if !state.devices.reserve(stripe, &plan) {
                 debug_assert!(false, "law 1");
@@ -141,24 +122,18 @@ impl State {
     /// Whether the devices have space for another chunk of a class, with the profile of the next
     /// one.
     pub(crate) fn can_add_chunk(&self, class: Class) -> bool {
-        self.plan(class, self.next_chunk_flags(class), 0, None).is_some()
+        self.plan(class, self.next_chunk_flags(class), 0).is_some()
     }
 
-    fn plan(
-        &self,
-        class: Class,
-        flags: BlockGroupFlags,
-        bytes_min: u64,
-        end: Option<DeviceEnd>,
-    ) -> Option<ChunkPlan> {
+    fn plan(&self, class: Class, flags: BlockGroupFlags, bytes_min: u64) -> Option<ChunkPlan> {
         let class = self.pool_class(class);
         let profile = flags.profile()?;
         let attributes = ProfileAttributes::of(profile);
-        let own = self.devices.by_devid.iter().filter(|(_, map)| !map.is_seed);
-        let total: u64 = own.map(|(devid, map)| map.bytes.min(end_of(*devid, end))).sum();
+        let own = self.devices.by_devid.values().filter(|map| !map.is_seed);
+        let total: u64 = own.map(DeviceMap::end).sum();
         let (chunk_max, stripe_max) = limits(class, total);
         let per_device = length(attributes.stripes_per_device);
-        let mut holes = holes(&self.devices, stripe_max.checked_mul(per_device)?, end);
+        let mut holes = holes(&self.devices, stripe_max.checked_mul(per_device)?);
         holes.retain(|hole| length_of(&hole.range) >= STRIPE_BYTES_MIN.saturating_mul(per_device));
         let used = devices_used(attributes, holes.len())?;
         holes.truncate(used);
@@ -226,20 +201,12 @@ fn devices_used(attributes: &ProfileAttributes, available: usize) -> Option<usiz
     (used >= attributes.devices_min.max(1) && used <= available).then_some(used)
 }
 
-/// Returns where a device ends for a new chunk; `u64::MAX` for its own end.
-fn end_of(devid: DevId, end: Option<DeviceEnd>) -> u64 {
-    end.filter(|end| end.devid == devid).map_or(u64::MAX, |end| end.bytes)
-}
-
 /// Returns for each device the first hole of at least `useful` bytes, or else its longest one,
 /// sorted by falling length.
-fn holes(devices: &Devices, useful: u64, end: Option<DeviceEnd>) -> Vec<Hole> {
-    let best = |devid: DevId, map: &DeviceMap| {
-        let end = end_of(devid, end) / STRIPE_BYTES * STRIPE_BYTES;
+fn holes(devices: &Devices, useful: u64) -> Vec<Hole> {
+    let best = |map: &DeviceMap| {
         let mut best: Option<Range<u64>> = None;
-        let holes = map.holes().into_iter();
-        let holes = holes.map(|hole| hole.start..hole.end.min(end));
-        for hole in holes.filter(|hole| !hole.is_empty()) {
+        for hole in map.holes() {
             if best.as_ref().is_none_or(|best| length_of(best) < length_of(&hole)) {
                 best = Some(hole);
             }
@@ -251,7 +218,7 @@ fn holes(devices: &Devices, useful: u64, end: Option<DeviceEnd>) -> Vec<Hole> {
         Some(best.start..best.end.min(best.start.saturating_add(useful)))
     };
     let hole = |(devid, map): (&DevId, &DeviceMap)| {
-        Some(Hole { devid: *devid, uuid: map.uuid, range: best(*devid, map)? })
+        Some(Hole { devid: *devid, uuid: map.uuid, range: best(map)? })
     };
     let mut holes: Vec<Hole> = devices.by_devid.iter().filter_map(hole).collect();
     holes.sort_by_key(|hole| std::cmp::Reverse(length_of(&hole.range)));

@@ -6,8 +6,8 @@
 use butternut_format::chunk::{BlockGroupFlags, Profile};
 use butternut_format::units::{DevId, Generation, Logical, Physical};
 use butternut_space::{
-    AllocationRequest, Class, Cluster, DeviceEnd, DeviceExtent, ExtentChange, Group, GroupChange,
-    GroupStatus, Space, SpaceError, SpaceOptions, excluded_ranges,
+    AllocationRequest, Class, Cluster, DeviceExtent, ExtentChange, Group, GroupChange, GroupStatus,
+    Space, SpaceError, SpaceOptions, excluded_ranges,
 };
 use butternut_volume::{IoStripe, Layout};
 use std::ops::Range;
@@ -637,11 +637,37 @@ fn the_last_group_that_names_the_next_profile_stays() {
 fn a_chunk_is_planned_before_a_new_end() {
     let space = one_device(4 * GIB, &[(MIB..8 * MIB, 9)]);
     let plan = |bytes| {
-        let end = Some(DeviceEnd { devid: DevId(1), bytes });
-        space.plan_chunk_within(Class::Data, BlockGroupFlags::DUP, 0, end)
+        let _next = space.begin_resize(DevId(1), bytes).unwrap();
+        space.plan_chunk(Class::Data, BlockGroupFlags::DUP, 0)
     };
     assert_eq!(plan(9 * MIB), None, "two stripes need 2 MiB");
     let plan = plan(15 * MIB + SECTOR).unwrap();
     let ends = plan.chunk.stripes.iter().map(|stripe| stripe.offset.0 + plan.stripe_bytes);
     assert!(ends.max().unwrap() <= 15 * MIB, "{plan:?}");
+    let plan = space.plan_chunk(Class::Data, BlockGroupFlags::DUP, 0).unwrap();
+    let ends = plan.chunk.stripes.iter().map(|stripe| stripe.offset.0 + plan.stripe_bytes);
+    assert!(ends.max().unwrap() > 15 * MIB, "the resize did not happen: {plan:?}");
+    assert!(space.begin_resize(DevId(2), GIB).is_err());
+}
+
+#[test]
+fn the_first_idle_groups_that_cover_the_reserves_are_needed() {
+    let space = space();
+    for (start, class) in [(1, Class::Metadata), (2, Class::Metadata), (3, Class::Metadata)] {
+        space.add_group(&group(start * GIB, GIB, class.flag())).unwrap();
+    }
+    space.add_group(&group(4 * GIB, GIB, BlockGroupFlags::DATA)).unwrap();
+    let idle = [2 * GIB, 3 * GIB, 4 * GIB].map(Logical);
+    let needed = |more| -> Vec<u64> {
+        let groups = space.needed_groups(&idle, more);
+        groups.iter().map(|group| group.start.0).collect()
+    };
+    assert_eq!(needed(GIB), []);
+    assert_eq!(needed(GIB + 1), [2 * GIB]);
+    let reserved = space.reserve(Class::Data, 1).unwrap();
+    assert_eq!(needed(0), [4 * GIB]);
+    drop(reserved);
+    space.set_global_reserve(Class::Metadata, 2 * GIB, 0);
+    assert_eq!(needed(0), [2 * GIB]);
+    assert_eq!(needed(5 * GIB), [2 * GIB, 3 * GIB], "more would be better");
 }

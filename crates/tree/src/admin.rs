@@ -4,8 +4,9 @@
 //!
 //! 1. A device shrinks only to an end that no chunk lies behind. Empty chunks behind it are removed
 //!    first; others refuse the change. Where the last chunk goes that names the profile of its
-//!    class, one of that profile is added before the end first; without space for it, the change
-//!    is refused.
+//!    class, or one whose free space the reservations and reserves of its class need, one is added
+//!    before the end first; without space for it, the change is refused, and no chunk is removed.
+//!    No chunk is added behind the new end meanwhile.
 //! 2. Free space is allocated while it is discarded, so that no writer uses it meanwhile. A
 //!    reservation that finds no space waits for the discard.
 //! 3. Nothing is discarded that another writer may use: not on a volume that an error has made
@@ -21,7 +22,7 @@ use butternut_format::chunk::Profile;
 use butternut_format::refused::require;
 use butternut_format::super_block::LABEL_BYTES;
 use butternut_format::units::{DevId, Logical, Physical, SECTOR_BYTES};
-use butternut_space::{Class, DeviceEnd, DeviceUsage, GroupStatus, Totals};
+use butternut_space::{Class, DeviceUsage, GroupStatus, Totals};
 use butternut_volume::DeviceStatus;
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,16 +51,24 @@ impl Forest {
     }
 
     /// Returns the state of the block groups that a resize does not remove without a replacement
-    /// (law 1): those in use, and the last one that names the profile of its class.
+    /// (law 1): those in use, those whose free space is needed, and the last one that names the
+    /// profile of its class.
     ///
     /// # Errors
     /// The volume was opened for reading.
     pub fn groups_to_keep(&self) -> Result<Vec<GroupStatus>, TreeError> {
-        let space = &self.running()?.space;
+        let running = self.running()?;
+        let space = &running.space;
         let is_busy = |group: &GroupStatus| group.used > 0 || group.allocated > 0;
         let (mut kept, idle): (Vec<_>, Vec<_>) = space.groups().into_iter().partition(is_busy);
-        let is_idle = |start| idle.binary_search_by_key(&start, |group| group.start).is_ok();
-        kept.extend(space.last_of_profile(is_idle));
+        let mut idle: Vec<Logical> = idle.iter().map(|group| group.start).collect();
+        // Twice what a resize reserves: the trees may grow before it is made.
+        running.update_global_reserve();
+        let bytes = running.items_bytes(Need::items(2 * ITEMS_PER_DEVICE_CHANGE));
+        let needed = space.needed_groups(&idle, bytes);
+        idle.retain(|start| !needed.iter().any(|group| group.start == *start));
+        kept.extend(needed);
+        kept.extend(space.last_of_profile(|start| idle.binary_search(&start).is_ok()));
         Ok(kept)
     }
 
@@ -147,6 +156,8 @@ impl Forest {
         require(have > 0, "devid", devid, "a device of the volume").map_err(TreeError::Invalid)?;
         require(bytes <= have, "size", bytes, format_args!("at most {have}, the device's"))
             .map_err(TreeError::Invalid)?;
+        let next_end = self.running()?.space.begin_resize(devid, bytes);
+        let _next_end = next_end.map_err(|error| TreeError::Space(Box::new(error)))?;
         self.empty_beyond(devid, bytes)?;
         let handle = self.join(Need::items(ITEMS_PER_DEVICE_CHANGE))?;
         let running = handle.running();
@@ -188,7 +199,7 @@ impl Forest {
             let want = format_args!("none in use behind {bytes}").to_string();
             require(busy == 0, "chunk", group, want).map_err(TreeError::Invalid)?;
         }
-        replace_last_of_profile(handle.running(), &beyond, DeviceEnd { devid, bytes })?;
+        replace_needed(handle.running(), &beyond, bytes)?;
         handle.running().chunks().remove_next_commit(beyond);
         handle.mark_changed();
         drop(handle);
@@ -298,19 +309,21 @@ impl Forest {
     }
 }
 
-/// Adds a chunk for each class that would lose its profile with these chunks, all of them empty
-/// (law 1).
-fn replace_last_of_profile(
-    running: &Running,
-    removed: &[Logical],
-    end: DeviceEnd,
-) -> Result<(), TreeError> {
-    let last = running.space.last_of_profile(|start| removed.binary_search(&start).is_ok());
-    for group in last {
-        let is_added = running.add_chunk_within(Class::of(group.flags), Some(end));
+/// Adds chunks for each class that would lose its profile, or free space that it needs, with these
+/// chunks, all of them empty (law 1). `bytes` is the new size of the device. The caller holds a
+/// handle, whose reservation stands for the one of the resize.
+fn replace_needed(running: &Running, removed: &[Logical], bytes: u64) -> Result<(), TreeError> {
+    let add_like = |group: &GroupStatus| {
+        let is_added = running.add_chunk(Class::of(group.flags));
         let profile = group.flags.profile().map_or("unknown", Profile::name);
         let want = format_args!("space for a chunk of profile {profile} before it").to_string();
-        require(is_added, "size", end.bytes, want).map_err(TreeError::Invalid)?;
+        require(is_added, "size", bytes, want).map_err(TreeError::Invalid)
+    };
+    running.update_global_reserve();
+    // Ends: each chunk takes space of the devices.
+    while let Some(group) = running.space.needed_groups(removed, 0).first() {
+        add_like(group)?;
     }
-    Ok(())
+    let last = running.space.last_of_profile(|start| removed.binary_search(&start).is_ok());
+    last.iter().try_for_each(add_like)
 }

@@ -11,7 +11,8 @@
 //! Laws:
 //!
 //! 1. The maximum number of blocks is fixed when the cache is created: the byte limit divided by
-//!    the block size, in whole sets, but at least 64 blocks.
+//!    the block size, in whole sets, but at least 64 blocks. A limit of 0 keeps no block: each
+//!    search then reads the devices, so that tests can fail each of these reads.
 //! 2. A hit takes no lock, allocates nothing and writes no memory that other hits write, except for
 //!    a reference bit that is still clear.
 //! 3. A block is found only under its address and its generation: an address that was freed and
@@ -74,7 +75,7 @@ impl NodeCache {
     /// Creates a cache of at most `limit_bytes` bytes for blocks of `node_bytes` bytes (law 1).
     pub(crate) fn new(limit_bytes: u64, node_bytes: u32) -> Self {
         let blocks = limit_bytes / u64::from(node_bytes.max(1));
-        let sets = (blocks / 8).max(SETS_MIN);
+        let sets = if limit_bytes == 0 { 0 } else { (blocks / 8).max(SETS_MIN) };
         let sets = usize::try_from(sets).unwrap_or(usize::MAX);
         Self {
             sets: (0..sets).map(|_| Set::default()).collect(),

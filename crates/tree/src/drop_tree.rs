@@ -124,7 +124,7 @@ impl Handle {
         {
             record.raw.drop_progress = RawKey::from(key);
             record.raw.drop_level = level;
-            state.is_root_item_stale = true;
+            state.outdate_root_item(running);
         }
         drop(state);
         result.map(|()| Dropped::Part)

@@ -40,6 +40,7 @@ pub(crate) mod commit;
 pub(crate) mod discards;
 pub(crate) mod enospc;
 pub(crate) mod gate;
+pub(crate) mod global_reserve;
 pub(crate) mod need;
 pub(crate) mod params;
 pub(crate) mod read_epochs;

@@ -114,7 +114,7 @@ fn a_seek_between_two_keys_finds_its_neighbours() {
 fn a_cache_smaller_than_the_tree_returns_the_same_items() {
     let made = make();
     let roomy = keys_forward(&files(&made.forest));
-    let cramped = open_forest(&made.device, 0);
+    let cramped = open_forest(&made.device, 1);
     assert_eq!(roomy, keys_forward(&files(&cramped)));
     assert!(cramped.counters().evicted > 0);
 }

@@ -8,7 +8,7 @@
 //!    the one that was tried, or one between them, if more than one write has failed. After a
 //!    failed flush it is the last durable superblock, the last one that was written, or one between
 //!    them. The same holds while a flush runs: the check may read what the device has left before
-//!    the failure is recorded.
+//!    the failure is recorded. One of a newer generation than all of these is foreign.
 //! 3. Generations do not tell superblocks apart: a log is synced with a superblock of the same
 //!    generation. Their checksums do.
 //! 4. If the volume was opened by another copy, because the first one was damaged or older, then a
@@ -159,6 +159,9 @@ fn judge(member: &Member, known: Known, found: Option<&RawSuperBlock>) -> Verdic
     let have = || foreign(member, known, &format!("generation {}", found.generation));
     match (known.uncertain(), before) {
         // Law 2.
+        (Some(newest), _) if of_volume && id.generation > newest.generation => {
+            Verdict::Foreign(have())
+        }
         (Some(newest), before) => {
             let from = before.map_or(opened.generation.get(), |before| before.generation);
             let is_between = from < id.generation && id.generation < newest.generation;

@@ -631,3 +631,77 @@ fn an_old_superblock_that_a_failed_flush_brings_back_is_no_other_writers() {
 fn generation_of(set: &Set, device: usize) -> u64 {
     generation(set, device, 0)
 }
+
+/// A device whose next flush, once it is armed, waits twice for another thread.
+#[derive(Debug)]
+struct HeldFlush {
+    memory: MemoryDevice,
+    is_armed: AtomicBool,
+    turn: std::sync::Barrier,
+}
+
+impl Device for HeldFlush {
+    fn name(&self) -> &str {
+        self.memory.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
+        self.memory.read_at(offset, memory)
+    }
+
+    fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
+        self.memory.write_at(offset, memory)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        if self.is_armed.swap(false, Ordering::AcqRel) {
+            self.turn.wait();
+            self.turn.wait();
+        }
+        self.memory.flush()
+    }
+
+    fn discard(&self, _offset: u64, _bytes: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn counters(&self) -> &Counters {
+        self.memory.counters()
+    }
+}
+
+/// A flush (of writes in place: it holds no lock that a commit takes) runs beside the check of a
+/// commit or a trim. A superblock that is newer than everything that this process has written is
+/// another writer's whatever the flush loses.
+#[test]
+fn a_superblock_of_another_writer_is_found_while_a_flush_runs() {
+    let memory = MemoryDevice::new("memory1", DEVICE_BYTES);
+    let (is_armed, turn) = (AtomicBool::new(false), std::sync::Barrier::new(2));
+    let device = Arc::new(HeldFlush { memory, is_armed, turn });
+    let volume = set::volume_of(BlockGroupFlags(0), vec![Arc::clone(&device) as Arc<dyn Device>]);
+    // As of a log on a device with FUA: durable without a flush that follows it.
+    let mut raw = super_block(1, 1);
+    raw.generation.set(8);
+    volume.write_super(&raw).unwrap();
+    device.is_armed.store(true, Ordering::Release);
+    thread::scope(|scope| {
+        let flushing = scope.spawn(|| volume.flush());
+        device.turn.wait();
+        raw.generation.set(99);
+        raw.bytenr.set(COPY_OFFSETS[0]);
+        raw.csum = ChecksumKind::Crc32c.compute(&raw.as_bytes()[32..]);
+        device.write_at(COPY_OFFSETS[0], raw.as_bytes()).unwrap();
+        let found = volume.check_own_supers();
+        device.turn.wait();
+        flushing.join().unwrap().unwrap();
+        assert!(matches!(found, Err(VolumeError::ForeignSuper { .. })), "{found:?}");
+    });
+}

@@ -60,6 +60,13 @@ fn the_cache_never_exceeds_its_byte_limit() {
 }
 
 #[test]
+fn a_cache_of_no_bytes_keeps_nothing() {
+    let cache = NodeCache::new(0, NODE_BYTES);
+    cache.insert(leaf(4096, 1));
+    assert!(cache.find(Logical(4096), Generation(1)).is_none());
+}
+
+#[test]
 fn an_older_generation_of_an_address_is_a_miss() {
     let cache = NodeCache::new(1 << 20, NODE_BYTES);
     cache.insert(leaf(65536, 1));

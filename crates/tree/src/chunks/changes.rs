@@ -7,7 +7,7 @@ use crate::chunks::{block_groups, device_extents};
 use crate::error::TreeError;
 use butternut_format::refused::Refused;
 use butternut_format::units::{Logical, TreeId};
-use butternut_space::{ChunkPlan, Class, DeviceEnd, Group, Space, excluded_ranges};
+use butternut_space::{ChunkPlan, Class, Group, Space, excluded_ranges};
 use butternut_volume::{Layout, Volume};
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,19 +46,16 @@ impl Chunks {
         self.is_resized = true;
     }
 
-    /// Adds a chunk of a class to the volume and to `space`, as if the device of `end` ended there.
-    /// Returns `false` if the devices lack the space.
+    /// Adds a chunk of a class to the volume and to `space`. Returns `false` if the devices lack
+    /// the space.
     pub(crate) fn add(
         &mut self,
         volume: &Volume,
         space: &Space,
         class: Class,
-        end: Option<DeviceEnd>,
     ) -> Result<bool, TreeError> {
         let flags = space.next_chunk_flags(class);
-        let Some(plan) = space.plan_chunk_within(class, flags, 0, end) else {
-            return Ok(false);
-        };
+        let Some(plan) = space.plan_chunk(class, flags, 0) else { return Ok(false) };
         install(volume, space, &plan)?;
         self.pending.push(plan);
         Ok(true)

@@ -72,7 +72,7 @@ impl Writer<'_> {
         let generation = self.generation;
         self.state.root =
             Expected { logical, generation, level, tree: self.id, first_key: None, end_key: None };
-        self.state.is_root_item_stale = true;
+        self.state.outdate_root_item(self.running);
     }
 
     /// Returns the child in a slot of `parent` as a block of the running transaction. Copies it if
@@ -180,7 +180,7 @@ impl Writer<'_> {
         let delta = i64::try_from(bytes).unwrap_or(0).saturating_mul(blocks);
         let used = record.raw.bytes_used.get().saturating_add_signed(delta);
         record.raw.bytes_used.set(used);
-        self.state.is_root_item_stale = true;
+        self.state.outdate_root_item(self.running);
     }
 
     /// Copies a block into the transaction and changes references by the table of this module.

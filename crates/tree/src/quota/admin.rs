@@ -244,13 +244,13 @@ impl AtCommit<'_> {
     ///
     /// # Errors
     /// [`TreeError::Invalid`]: quotas are off, a group does not exist, the level of the parent is
-    /// not above the child's, or it includes it already.
+    /// not above the child's, or it includes it already; simple quotas have too many groups.
     pub fn assign_qgroup(&self, child: QgroupId, parent: QgroupId) -> Result<(), TreeError> {
         self.with_quota(|quota, edit| {
             let is_new = quota.groups.relate(child, parent).map_err(TreeError::Invalid)?;
             require(is_new, "parent group", parent, "one that does not include the child")
                 .map_err(TreeError::Invalid)?;
-            quota.change_relations();
+            quota.change_relations()?;
             write::write_relation(edit, child, parent)
         })
     }
@@ -295,14 +295,15 @@ impl AtCommit<'_> {
     /// Ends that `parent` includes `child` (law 2).
     ///
     /// # Errors
-    /// [`TreeError::Invalid`]: quotas are off, or the parent does not include the child.
+    /// [`TreeError::Invalid`]: quotas are off, or the parent does not include the child; simple
+    /// quotas have too many groups.
     pub fn unassign_qgroup(&self, child: QgroupId, parent: QgroupId) -> Result<(), TreeError> {
         self.with_quota(|quota, edit| {
             let group = quota.groups.get_mut(child);
             let is_removed = group.is_some_and(|group| group.parents.remove(&parent));
             require(is_removed, "parent group", parent, "one that includes the child")
                 .map_err(TreeError::Invalid)?;
-            quota.change_relations();
+            quota.change_relations()?;
             write::remove_relation(edit, child, parent)
         })
     }

@@ -16,7 +16,7 @@
 //! 3. Usage is exact or refused: it never goes below zero, and it is never clipped.
 //! 4. Groups may lie above each other in thousands of levels on a crafted volume, and extents have
 //!    many sets of subvolumes. So at most [`VISITS_MAX`] groups are visited for the changes of a
-//!    commit.
+//!    commit, and for a change of relations.
 //!
 //! Left to others: which subvolumes refer to an extent (`roots`), the items (`items`).
 
@@ -26,7 +26,8 @@ use butternut_format::units::TreeId;
 use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::FromZeros;
 
-/// Maximum number of visits of groups for the changes of one commit. It takes half a minute.
+/// Maximum number of visits of groups for the changes of one commit, or for one change of
+/// relations. It takes half a minute.
 const VISITS_MAX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 28 };
 
 /// The bytes on disk that a group uses.
@@ -67,9 +68,14 @@ impl UsageDeltas {
     }
 
     fn check_visits(&self) -> Result<(), Refused> {
-        let want = "fewer to visit for all sets of subvolumes";
-        require(self.visits <= VISITS_MAX, "quota groups", self.visits, want)
+        check_visits(self.visits, "fewer to visit for all sets of subvolumes")
     }
+}
+
+/// Refuses more visits than law 4 allows. At most as many as there are groups follow the last call
+/// that succeeded.
+pub(crate) fn check_visits(visits: u64, want: &'static str) -> Result<(), Refused> {
+    require(visits <= VISITS_MAX, "quota groups", visits, want)
 }
 
 /// A quota group.

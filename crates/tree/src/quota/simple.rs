@@ -18,7 +18,7 @@
 //!
 //! Left to others: which bytes are added and removed (`references::apply`).
 
-use super::groups::{Groups, QgroupUsage, UsageDeltas, group_of};
+use super::groups::{Groups, QgroupUsage, UsageDeltas, check_visits, group_of};
 use super::items::corrupt;
 use super::state::Quota;
 use super::write;
@@ -59,21 +59,28 @@ impl Groups {
     }
 
     /// Computes the usage of all groups above level 0 from that of the groups of subvolumes (law
-    /// 2).
-    pub(crate) fn sum_members(&mut self) {
+    /// 2): of all, or of none if an error is returned.
+    ///
+    /// # Errors
+    /// There are more groups to visit than law 4 of [`super::groups`] allows.
+    pub(crate) fn sum_members(&mut self) -> Result<(), Refused> {
         let mut sums: HashMap<QgroupId, QgroupUsage> = HashMap::new();
+        let mut visits: u64 = 0;
         for (id, group) in self.iter().filter(|(id, _)| id.level() == 0) {
             self.including(id, |above| {
+                visits = visits.saturating_add(1);
                 let sum = sums.entry(above).or_default();
                 sum.referenced = sum.referenced.saturating_add(group.usage.referenced);
                 sum.exclusive = sum.exclusive.saturating_add(group.usage.exclusive);
             });
+            check_visits(visits, "fewer to visit from all subvolumes")?;
         }
         for (id, group) in self.iter_mut().filter(|(id, _)| id.level() > 0) {
             let sum = sums.get(&id).copied().unwrap_or_default();
             group.is_stale |= group.usage != sum;
             group.usage = sum;
         }
+        Ok(())
     }
 }
 
@@ -229,10 +236,10 @@ mod tests {
         groups.add_owned(&owned).expect("an addition");
         assert_eq!(used(&groups), [10, 3, 10, 13, 13]);
         let mut summed = groups.clone();
-        summed.sum_members();
+        summed.sum_members().expect("few groups");
         assert_eq!(used(&summed), used(&groups));
         summed.get_mut(QgroupId(A.0)).expect("a group").parents.clear();
-        summed.sum_members();
+        summed.sum_members().expect("few groups");
         assert_eq!(used(&summed), [10, 3, 0, 3, 3]);
     }
 
@@ -246,5 +253,29 @@ mod tests {
         let refused = groups.add_owned(&owned).expect_err("B has nothing").to_string();
         assert!(refused.contains("quota group 0/257"), "{refused}");
         assert_eq!(used(&groups), [10, 0, 10, 10, 10]);
+    }
+
+    /// A crafted quota tree of a few MB has such groups.
+    #[test]
+    fn the_sums_of_a_long_chain_of_groups_are_bounded() {
+        const CHAIN: u64 = 20_000;
+        let mut groups = Groups::default();
+        let above = |level: u64| QgroupId(level << 48 | 1);
+        for level in 1..=CHAIN {
+            assert!(groups.add(above(level)));
+        }
+        for level in 1..CHAIN {
+            groups.relate(above(level), above(level + 1)).expect("two groups");
+        }
+        for tree in 256..256 + 5000 {
+            assert!(groups.add(QgroupId(tree)));
+            groups.relate(QgroupId(tree), above(1)).expect("two groups");
+        }
+        let used = QgroupUsage { referenced: 7, exclusive: 7 };
+        groups.get_mut(QgroupId(256)).expect("a group").usage = used;
+        let refused = groups.sum_members().expect_err("too many visits").to_string();
+        assert!(refused.contains("quota groups"), "{refused}");
+        let unused = QgroupUsage::default();
+        assert_eq!(groups.get(above(1)).expect("a group").usage, unused, "none has changed");
     }
 }

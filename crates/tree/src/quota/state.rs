@@ -106,12 +106,15 @@ impl Quota {
 
     /// Makes the usage of groups above level 0 follow from relations that have changed: at once for
     /// simple quotas, in the commit for full ones.
-    pub(crate) fn change_relations(&mut self) {
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`]: the groups of simple quotas are too many ([`Groups::sum_members`]).
+    pub(crate) fn change_relations(&mut self) -> Result<(), TreeError> {
         if self.simple_since.is_some() {
-            self.groups.sum_members();
-        } else {
-            self.needs_rescan = true;
+            return self.groups.sum_members().map_err(TreeError::Invalid);
         }
+        self.needs_rescan = true;
+        Ok(())
     }
 
     /// Whether the usage of the groups is exact (law 1).

@@ -10,7 +10,8 @@
 //! None of these locks is held while a device is read or written. The lock that keeps commits apart
 //! is.
 //!
-//! Left to others: the steps of a commit (`commit`), adding and removing chunks (`chunks`).
+//! Left to others: the steps of a commit (`commit`), what they may cost (`global_reserve`), adding
+//! and removing chunks (`chunks`).
 
 use crate::Block;
 use crate::blocks::Blocks;
@@ -27,6 +28,7 @@ use crate::references::item::{ExtentItem, read_extent};
 use crate::references::{self, Content, PendingRefs, Ref, References, SeenRefs};
 use crate::transaction::discards::Discards;
 use crate::transaction::gate::Gate;
+use crate::transaction::global_reserve::{COW_BLOCKS_PER_REFERENCE, GlobalReserve};
 use crate::transaction::need::{Need, ReservationLevel};
 use crate::transaction::params::VolumeParams;
 use crate::transaction::read_epochs::ReadEpochs;
@@ -41,8 +43,7 @@ use butternut_format::root::RawRootItem;
 use butternut_format::super_block::RawSuperBlock;
 use butternut_format::units::{Generation, Logical, TreeId, length};
 use butternut_space::{
-    AllocationRequest, Class, Cluster, DeviceEnd, ExtentChange, NoSpace, Reservation, Space,
-    SpaceOptions,
+    AllocationRequest, Class, Cluster, ExtentChange, NoSpace, Reservation, Space, SpaceOptions,
 };
 use butternut_sys::lock::{Mutex, MutexGuard, RwLock, rank};
 use std::collections::HashMap;
@@ -51,17 +52,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The trees that every commit may change.
-const COMMIT_TREES: [TreeId; 7] = [
-    TreeId::EXTENT,
-    TreeId::CHECKSUM,
-    TreeId::FREE_SPACE,
-    TreeId::BLOCK_GROUP,
-    TreeId::DEVICE,
-    TreeId::QUOTA,
-    TreeId::ROOT,
-];
-
 /// Blocks that one changed item may copy or add, splits included.
 const COW_BLOCKS_PER_ITEM: u64 = 3;
 
@@ -69,19 +59,6 @@ const COW_BLOCKS_PER_ITEM: u64 = 3;
 /// [`ITEMS_PER_LEAF_MIN`] share a leaf.
 const SCATTERED_ITEMS_MAX: u64 = 8;
 const ITEMS_PER_LEAF_MIN: u64 = 8;
-
-/// Bounds of the global reserve. The upper one is that of the kernel.
-const RESERVE_BYTES_MAX: u64 = 512 << 20;
-const RESERVE_NODES_MIN: u64 = 160;
-
-/// Bytes that one delayed reference may add to the trees of a commit; and the granularity of the
-/// reserve that follows from it.
-const RESERVE_BYTES_PER_REFERENCE: u64 = 256;
-const RESERVE_STEP: u64 = 256 << 10;
-
-/// Leaves that one delayed reference may copy: one of the extent tree, and one of the checksum tree
-/// or the free space tree.
-const COW_BLOCKS_PER_REFERENCE: u64 = 2;
 
 /// Nodes that the changes of a caller inside a commit may copy or add, splits included.
 const AT_COMMIT_NODES: u64 = 64;
@@ -130,16 +107,7 @@ pub(crate) struct Running {
     pending_checksums: Mutex<PendingChecksums, rank::PendingChecksums>,
     /// The number of dirty blocks of the running transaction.
     dirty_blocks: AtomicU64,
-    /// The global reserve in bytes: without delayed references and pending checksums, and with
-    /// them.
-    reserve_base: AtomicU64,
-    reserve_bytes: AtomicU64,
-    /// Held while the reserves are computed for `space`, so that it gets the newest ones last.
-    reserve_update: Mutex<(), rank::GlobalReserve>,
-    /// The size of the trees that a commit changes, as of the last one, in bytes.
-    pub(crate) commit_trees: AtomicU64,
-    /// The commit reserve that `space` has, in bytes.
-    commit_reserve: AtomicU64,
+    pub(crate) global_reserve: GlobalReserve,
     free_changes: Mutex<FreeSpaceChanges, rank::FreeSpaceChanges>,
     chunks: Mutex<Chunks, rank::NewChunks>,
     /// The newest generation that added a chunk.
@@ -195,11 +163,7 @@ impl Running {
             has_quotas: AtomicBool::new(false),
             pending_checksums: Mutex::new(PendingChecksums::new(params.csum.bytes())),
             dirty_blocks: AtomicU64::new(0),
-            reserve_base: AtomicU64::new(0),
-            reserve_bytes: AtomicU64::new(0),
-            reserve_update: Mutex::default(),
-            commit_trees: AtomicU64::new(0),
-            commit_reserve: AtomicU64::new(0),
+            global_reserve: GlobalReserve::default(),
             free_changes: Mutex::default(),
             chunks: Mutex::new(Chunks::default()),
             new_chunk: AtomicU64::new(0),
@@ -421,11 +385,10 @@ impl Running {
         }
     }
 
-    /// Reserves the space that changing `need.items` items may cost.
-    pub(crate) fn reserve_items(&self, need: Need) -> Result<Reservation, NoSpace> {
-        self.update_global_reserve();
+    /// Returns the bytes that changing `need.items` items may cost.
+    pub(crate) fn items_bytes(&self, need: Need) -> u64 {
         let items = u64::from(need.items);
-        let blocks = match need.level {
+        let blocks_of_items = match need.level {
             ReservationLevel::Normal => items.saturating_mul(COW_BLOCKS_PER_ITEM),
             ReservationLevel::Deletion | ReservationLevel::Prereserved => {
                 // Items that are deleted together lie together, except for the first few.
@@ -433,7 +396,18 @@ impl Running {
                 scattered.saturating_add(items / ITEMS_PER_LEAF_MIN)
             }
         };
-        let bytes = blocks.saturating_mul(self.params.node_bytes.into());
+        // Those of the root item too, which the commit writes when the handle has returned this.
+        let blocks = match blocks_of_items {
+            0 => 0,
+            blocks => blocks.saturating_add(self.blocks_per_root_item()),
+        };
+        blocks.saturating_mul(self.params.node_bytes.into())
+    }
+
+    /// Reserves the space that changing `need.items` items may cost.
+    pub(crate) fn reserve_items(&self, need: Need) -> Result<Reservation, NoSpace> {
+        self.update_global_reserve();
+        let bytes = self.items_bytes(need);
         match need.level {
             ReservationLevel::Normal => self.space.reserve(Class::Metadata, bytes),
             ReservationLevel::Deletion => self.space.reserve_for_deletion(Class::Metadata, bytes),
@@ -448,7 +422,7 @@ impl Running {
         let children = length(self.params.node_len() / size_of::<RawKeyPtr>());
         let references = children.saturating_mul(node.saturating_mul(COW_BLOCKS_PER_REFERENCE));
         let references = references.saturating_mul(changes);
-        let references = references.min(self.commit_trees.load(Ordering::Relaxed));
+        let references = references.min(self.global_reserve.commit_trees.load(Ordering::Relaxed));
         let further = NODES_PER_FURTHER_CHANGE.saturating_mul(changes.saturating_sub(1));
         let nodes = AT_COMMIT_NODES.saturating_add(further);
         nodes.saturating_mul(node).saturating_add(references)
@@ -478,15 +452,10 @@ impl Running {
     /// Adds a chunk of a class. Returns `false` if the devices lack the space. The caller is a
     /// member of the running transaction, or its commit.
     pub(crate) fn add_chunk(&self, class: Class) -> bool {
-        self.add_chunk_within(class, None)
-    }
-
-    /// As [`Self::add_chunk`], as if the device of `end` ended there.
-    pub(crate) fn add_chunk_within(&self, class: Class, end: Option<DeviceEnd>) -> bool {
         // Before any of its space can be allocated.
         self.new_chunk.fetch_max(self.gate.generation().0, Ordering::SeqCst);
         let mut chunks = self.chunks();
-        match chunks.add(self.blocks.volume(), &self.space, class, end) {
+        match chunks.add(self.blocks.volume(), &self.space, class) {
             Ok(is_added) => {
                 if is_added {
                     self.gate.mark_changed();
@@ -606,6 +575,7 @@ impl Running {
 
     pub(crate) fn reset_dirty(&self) {
         self.dirty_blocks.store(0, Ordering::Relaxed);
+        self.global_reserve.reset_stale_root_items();
     }
 
     /// Makes the volume read-only after an error of `space`, which means that the trees contradict
@@ -694,80 +664,9 @@ impl Running {
         Ok(Some(read_extent(self.blocks.volume(), found, data, parse)?))
     }
 
-    /// Opens the trees that every commit may change, so that [`Self::set_global_reserve`] finds
-    /// them.
-    pub(crate) fn open_commit_trees(&self) -> Result<(), TreeError> {
-        for id in COMMIT_TREES {
-            self.tree(id)?;
-        }
-        Ok(())
-    }
-
-    /// Sets the global reserve to what a commit may cost: twice the size of the trees that it
-    /// changes, within bounds. Reads no block: a commit that is durable cannot fail here.
-    pub(crate) fn set_global_reserve(&self) {
-        let used = |tree: &Arc<TransactionTree>| {
-            tree.state().record.as_ref().map_or(0, |record| record.raw.bytes_used.get())
-        };
-        let trees = self.trees();
-        let trees = trees.iter().filter(|tree| COMMIT_TREES.contains(&tree.id()));
-        let bytes = trees.fold(0, |sum: u64, tree| sum.saturating_add(used(tree)));
-        let node = u64::from(self.params.node_bytes);
-        let reserve_min = node.saturating_mul(RESERVE_NODES_MIN);
-        let total = self.space.totals(Class::Metadata).bytes;
-        self.commit_trees.store(bytes, Ordering::Relaxed);
-        let bytes = bytes.saturating_mul(2).clamp(reserve_min, RESERVE_BYTES_MAX).min(total / 4);
-        self.reserve_base.store(bytes, Ordering::Relaxed);
-        self.update_global_reserve();
-    }
-
     /// Whether a commit may free space: pinned bytes, or extents that delayed references drop.
     pub(crate) fn commit_may_free_space(&self, pinned_bytes: u64) -> bool {
         pinned_bytes > 0 || !self.references().is_empty()
-    }
-
-    /// Raises the global reserve with each delayed reference and pending checksum, since each may
-    /// add an item in the commit.
-    fn update_global_reserve(&self) {
-        if self.reserves() == self.known_reserves() {
-            return;
-        }
-        let _update = self.reserve_update.lock();
-        let reserves = self.reserves();
-        if reserves != self.known_reserves() {
-            let (global_reserve, commit_reserve) = reserves;
-            self.reserve_bytes.store(global_reserve, Ordering::Relaxed);
-            self.commit_reserve.store(commit_reserve, Ordering::Relaxed);
-            self.space.set_global_reserve(Class::Metadata, global_reserve, commit_reserve);
-        }
-    }
-
-    /// Returns the global reserve and the commit reserve that `space` has.
-    fn known_reserves(&self) -> (u64, u64) {
-        let global_reserve = self.reserve_bytes.load(Ordering::Relaxed);
-        (global_reserve, self.commit_reserve.load(Ordering::Relaxed))
-    }
-
-    /// Returns the global reserve and the commit reserve that the running transaction needs now.
-    fn reserves(&self) -> (u64, u64) {
-        let pending = length(self.references().len()).saturating_mul(RESERVE_BYTES_PER_REFERENCE);
-        let pending = pending.saturating_add(self.pending_checksums().bytes().saturating_mul(2));
-        let pending = pending - pending % RESERVE_STEP;
-        let global_reserve = self.reserve_base.load(Ordering::Relaxed).saturating_add(pending);
-        (global_reserve, self.commit_reserve_bytes(pending))
-    }
-
-    /// Returns the bytes that a commit may need: each delayed reference may copy a leaf of the
-    /// extent tree and one of another tree, but no more leaves than those trees have; and `pending`
-    /// bytes of new items. No handle joins without this much free space, at any level. That bounds
-    /// the delayed references on a full volume, so that each commit finds the space it needs.
-    fn commit_reserve_bytes(&self, pending: u64) -> u64 {
-        let node = u64::from(self.params.node_bytes);
-        let references = length(self.references().len());
-        let copies = references.saturating_mul(node.saturating_mul(COW_BLOCKS_PER_REFERENCE));
-        let copies = copies.min(self.commit_trees.load(Ordering::Relaxed));
-        let copies = copies.checked_next_multiple_of(RESERVE_STEP).unwrap_or(copies);
-        copies.saturating_add(pending)
     }
 }
 

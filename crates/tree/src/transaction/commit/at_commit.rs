@@ -68,6 +68,7 @@ impl Forest {
                 let reserved =
                     self.reserve_or_flush(Purpose::Deletion, Wait::Block, |running| {
                         let bytes = running.deletion_at_commit_bytes();
+                        running.update_global_reserve();
                         Ok(running.space.reserve_for_deletion(Class::Metadata, bytes))
                     })?;
                 self.commit_reserved(reserved, change)
@@ -85,7 +86,9 @@ impl Forest {
         changes: u64,
         change: impl FnOnce(&AtCommit<'_>) -> Result<R, E>,
     ) -> Result<R, E> {
-        let bytes = self.running()?.at_commit_bytes(changes);
+        let running = self.running()?;
+        running.update_global_reserve();
+        let bytes = running.at_commit_bytes(changes);
         let reserved = self.reserve_metadata(bytes, Wait::Block)?;
         self.commit_reserved(reserved, change)
     }
@@ -197,7 +200,7 @@ impl<'a> AtCommit<'a> {
             }
             record.raw.last_snapshot.set(generation.0);
             let record = record.clone();
-            state.is_root_item_stale = true;
+            state.outdate_root_item(running);
             state.seal(root.logical(), running.params.csum);
             record
         };
@@ -250,11 +253,12 @@ impl<'a> AtCommit<'a> {
         id: TreeId,
         change: impl FnOnce(&mut RawRootItem),
     ) -> Result<(), TreeError> {
-        let tree = self.commit.running.tree(id)?.ok_or(TreeError::NoTree { tree: id })?;
+        let running = self.commit.running;
+        let tree = running.tree(id)?.ok_or(TreeError::NoTree { tree: id })?;
         let mut state = tree.state_mut();
         let record = state.record.as_mut().ok_or(TreeError::NoTree { tree: id })?;
         change(&mut record.raw);
-        state.is_root_item_stale = true;
+        state.outdate_root_item(running);
         self.is_changed.set(true);
         Ok(())
     }

@@ -9,9 +9,10 @@ use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::extent::DataRef;
 use butternut_format::inode::RawInodeItem;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::units::{DevId, Ino, Logical, TreeId};
+use butternut_format::root::RawRootItem;
+use butternut_format::units::{DevId, Ino, Logical, TreeId, length};
 use butternut_mkfs::MkfsOptions;
-use butternut_space::{AllocationRequest, Class, Cluster};
+use butternut_space::{AllocationRequest, Class, Cluster, GroupStatus};
 use butternut_sys::wait::Wait;
 use butternut_volume::{OpenOptions, Volume};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -89,7 +90,7 @@ fn no_handle_joins_when_the_commit_needs_all_free_space() {
     forest.commit().expect("a commit with space");
     let running = forest.running().expect("writable");
     // Free distant extents, whose items are in different leaves of a large tree.
-    running.commit_trees.store(1 << 40, std::sync::atomic::Ordering::Relaxed);
+    running.global_reserve.commit_trees.store(1 << 40, std::sync::atomic::Ordering::Relaxed);
     let node = u64::from(running.params.node_bytes);
     let free = running.space.totals(Class::Metadata).free;
     let references = free / (2 * node) + 1;
@@ -365,4 +366,93 @@ fn resizes_by_two_threads_leave_the_size_of_the_volume_right() {
     let size = running.space.devices()[0].bytes;
     assert_eq!(running.super_block().total_bytes.get(), size);
     forest.commit().expect("a commit");
+}
+
+/// A commit writes the root item of each changed subvolume. The handles that changed the subvolumes
+/// have returned their reservations by then, so the global reserve must have the blocks.
+#[test]
+fn a_commit_has_space_for_the_root_items_of_all_changed_subvolumes() {
+    const SUBVOLUMES: u64 = 3000;
+    const CHANGED_ONE_IN: usize = 14;
+    let forest = open(&fresh(1 << 30));
+    let mut root = RawRootItem::new_zeroed();
+    root.refs.set(1);
+    let ids: Vec<TreeId> = (0..SUBVOLUMES).map(|nth| TreeId(256 + nth)).collect();
+    for some in ids.chunks(100) {
+        let made = forest.commit_many(100, |at_commit| -> Result<(), TreeError> {
+            for id in some {
+                at_commit.create_tree(*id, &root)?;
+                // As long as both references of a subvolume with a name of 250 bytes.
+                let key = Key::new(id.0, ItemType(77), 0);
+                at_commit.tree(TreeId::ROOT)?.put(&key, &[7; 600])?;
+            }
+            Ok(())
+        });
+        made.expect("a commit");
+    }
+    // The devices get full: no chunk can be added.
+    while let Ok(range) = forest.allocate_data(4096, 16 << 20, Cluster(1), Wait::Block) {
+        let offset = range.start().0;
+        let handle = forest.join(Need::items(1)).expect("space");
+        let reference = DataRef { tree: TreeId::FS, ino: Ino(300), offset, count: 1 };
+        handle.add_data_extent(range.start(), range.bytes(), reference);
+    }
+    forest.commit().expect("a commit");
+    let running = forest.running().expect("writable");
+    let handle = forest.join(Need::items(1)).expect("space");
+    while running.add_chunk(Class::Metadata) {}
+    drop(handle);
+    // Each change of a subvolume copies one block. Joins leave 80 blocks at this level (half of
+    // 160).
+    let changed = ids.iter().step_by(CHANGED_ONE_IN);
+    let node = running.params.node_bytes;
+    let left = (length(changed.len()) + 100) * u64::from(node);
+    while running.space.totals(Class::Metadata).free > left {
+        let request = AllocationRequest::node(node, Cluster(9));
+        running.space.allocate(Class::Metadata, request).expect("a free block");
+    }
+    for id in changed {
+        let handle = forest.join(Need::items(1).deleting()).expect("space above the reserve");
+        let edit = handle.tree(*id).expect("the tree");
+        edit.put(&Key::new(300, ItemType(77), 0), &[8; 100]).expect("a reserved change");
+    }
+    forest.commit().expect("the reserve has the blocks of the root tree");
+}
+
+/// `groups_to_keep` names the groups that a resize does not remove, and the least size of a volume
+/// follows from it.
+#[test]
+fn a_volume_shrinks_to_the_end_of_the_groups_that_it_keeps() {
+    let forest = open(&fresh(512 << 20));
+    let running = forest.running().expect("writable");
+    let (space, node) = (&running.space, running.params.node_bytes);
+    let take = || {
+        let request = AllocationRequest::node(node, Cluster(9));
+        space.allocate(Class::Metadata, request).expect("a free block");
+    };
+    // The group that there is gets so full that a reservation adds one. Nothing is released.
+    while running.reserve_items(Need::items(4)).is_ok() {
+        take();
+    }
+    (0..8).for_each(|_| take());
+    drop(forest.join(Need::items(4)).expect("space in a new group"));
+    forest.commit().expect("a commit");
+    let chunks = forest.volume().chunks();
+    let end_of = |group: &GroupStatus| {
+        let chunk = chunks.find(group.start)?;
+        chunk.stripes().iter().map(|place| place.physical.0 + chunk.stripe_bytes()).max()
+    };
+    let end = |kept: &[GroupStatus]| kept.iter().filter_map(end_of).max().expect("a group");
+    let groups = space.groups();
+    let busy: Vec<_> = groups.iter().copied().filter(|group| group.used > 0).collect();
+    assert!(end(&busy) < end(&groups), "the new group is empty, and lies behind the others");
+    // The reserves may need the new group, or find space for another one before the end.
+    if let Err(refused) = forest.resize(DevId(1), end(&busy)) {
+        assert!(matches!(refused, TreeError::Invalid(_)), "{refused}");
+        assert_eq!(space.groups(), groups, "a refused resize removes none");
+    }
+    drop(forest.join(Need::items(4)).expect("space"));
+    let kept = forest.groups_to_keep().expect("writable");
+    forest.resize(DevId(1), end(&kept)).expect("nothing that is kept lies behind the new end");
+    drop(forest.join(Need::items(4)).expect("space"));
 }
