@@ -8,7 +8,7 @@ use crate::blocks::Reader;
 use crate::finding::Kind;
 use crate::roots::Roots;
 use butternut_format::chunk::{BlockGroupFlags, Chunk};
-use butternut_format::super_block::{SUPER_BLOCK_BYTES, SuperBlock};
+use butternut_format::super_block::{RawRootBackup, RawSuperBlock, SUPER_BLOCK_BYTES, SuperBlock};
 use butternut_format::units::{TreeId, length};
 use butternut_volume::super_blocks::{CopyRefused, CopyReport, read_copies};
 
@@ -54,13 +54,26 @@ fn check_copy(reader: &Reader<'_>, device: &str, report: &CopyReport, newest: &S
     }
 }
 
-/// Compares the root backup of this generation, if there is one, with the roots.
+/// Compares the root backups of this generation, if there are any, with the roots.
+///
+/// One of them must agree. The kernel fills a backup from the roots in memory, and a transaction
+/// that begins meanwhile may have given the tree of roots its new place already: then one more
+/// backup names this generation, with the other roots of the commit before.
 pub(crate) fn check_backup(reader: &Reader<'_>, roots: &Roots) {
     let raw = reader.volume().super_block().raw();
-    let mut backups = raw.super_roots.iter();
-    let Some(backup) = backups.find(|backup| backup.tree_root_gen == raw.generation) else {
-        return;
-    };
+    let backups = raw.super_roots.iter().filter(|one| one.tree_root_gen == raw.generation);
+    let fewest = backups.map(|backup| differences(backup, raw, roots)).min_by_key(Vec::len);
+    for (field, have, want) in fewest.into_iter().flatten() {
+        reader.sink().add(Kind::SuperBackup, "superblock: newest backup", field, have, want);
+    }
+}
+
+/// The fields of a backup that differ: field, have, want.
+fn differences(
+    backup: &RawRootBackup,
+    raw: &RawSuperBlock,
+    roots: &Roots,
+) -> Vec<(&'static str, String, String)> {
     let root = |tree: TreeId| {
         roots.find(tree).map_or((0, 0, 0), |root| {
             (root.item.logical().0, root.item.generation().0, root.item.level())
@@ -85,24 +98,20 @@ pub(crate) fn check_backup(reader: &Reader<'_>, roots: &Roots) {
             root(TreeId::CHECKSUM),
         ),
     ];
-    for (field, (logical, generation, level), want) in rows {
-        let have = (logical.get(), generation.get(), level);
-        if have != want {
-            let shown = |(logical, generation, level): (u64, u64, u8)| {
-                format!("{logical} of generation {generation}, level {level}")
-            };
-            let place = "superblock: newest backup";
-            reader.sink().add(Kind::SuperBackup, place, field, shown(have), shown(want));
-        }
-    }
+    let shown = |(logical, generation, level): (u64, u64, u8)| {
+        format!("{logical} of generation {generation}, level {level}")
+    };
+    let rows = rows.into_iter().map(|(field, (logical, generation, level), want)| {
+        (field, shown((logical.get(), generation.get(), level)), shown(want))
+    });
     let sizes = [
         ("total_bytes", backup.total_bytes, raw.total_bytes),
         ("bytes_used", backup.bytes_used, raw.bytes_used),
         ("num_devices", backup.num_devices, raw.num_devices),
     ];
-    for (field, have, want) in sizes.into_iter().filter(|(_, have, want)| have != want) {
-        reader.sink().add(Kind::SuperBackup, "superblock: newest backup", field, have, want);
-    }
+    let sizes =
+        sizes.into_iter().map(|(field, have, want)| (field, have.to_string(), want.to_string()));
+    rows.chain(sizes).filter(|(_, have, want)| have != want).collect()
 }
 
 /// Compares the superblock's system chunks with those of the chunk tree.

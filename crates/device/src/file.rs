@@ -1,7 +1,8 @@
 //! [`FileDevice`]: a block device or an image file, or a window of one.
 //!
 //! 1. A device is the window `[offset, offset + bytes)` of its file; bytes outside are not
-//!    accessed, except by law 2.
+//!    accessed, except by law 2. Only the window is locked, with the blocks that bounced writes at
+//!    its ends may touch, so that volumes in several partitions of one image are open together.
 //! 2. Transfers that the file does not support directly use a bounce buffer, which holds the whole
 //!    blocks around the range. A bounced write reads the blocks first and writes them back; a lock
 //!    serialises such writes, because two of them may change parts of the same block.
@@ -13,7 +14,9 @@ use crate::device::{Device, RingTarget};
 use crate::error::{DeviceError, check_range, check_writable};
 use butternut_sys::buffer::Buffer;
 use butternut_sys::errno::Errno;
-use butternut_sys::file::{Alignment, DiskFile, DiskKind, OpenDisk, Sharing, WriteCache};
+use butternut_sys::file::{
+    Alignment, DIRECT_ALIGN_MAX, DiskFile, DiskKind, OpenDisk, Sharing, Window, WriteCache,
+};
 use butternut_sys::lock::{Mutex, rank};
 use std::path::Path;
 use std::sync::Arc;
@@ -64,6 +67,14 @@ impl Default for OpenDevice {
     }
 }
 
+/// Returns the blocks that hold the window (law 1), of the largest size that a file may have.
+fn locked_window(how: &OpenDevice) -> Window {
+    let block = u64::from(DIRECT_ALIGN_MAX);
+    let window = Window::of(how.offset, how.bytes);
+    let end = window.end.checked_next_multiple_of(block).unwrap_or(u64::MAX);
+    Window { start: window.start - window.start % block, end }
+}
+
 impl FileDevice {
     /// Opens a device.
     ///
@@ -72,7 +83,8 @@ impl FileDevice {
     pub fn open(path: &Path, how: &OpenDevice) -> Result<FileDevice, DeviceError> {
         let direct = how.direct && how.offset.is_multiple_of(WINDOW_ALIGN);
         let OpenDevice { writable, sharing, mounted, .. } = *how;
-        let disk = OpenDisk { writable, direct, sharing, mounted };
+        let window = locked_window(how);
+        let disk = OpenDisk { writable, direct, sharing, mounted, window };
         let file = DiskFile::open(path, disk).map_err(Arc::new)?;
         let name: Box<str> = path.to_string_lossy().into();
         let rest = file.bytes().checked_sub(how.offset);

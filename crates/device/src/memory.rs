@@ -1,14 +1,16 @@
-//! [`MemoryDevice`]: a sparse device in memory. Chunks that were never written use no memory.
+//! [`MemoryDevice`]: a sparse device in memory. Chunks that were never written use no memory, and
+//! forks share the chunks that neither has written since.
 
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::{DeviceError, check_range, check_writable};
 use butternut_sys::lock::{RwLock, rank};
+use std::sync::Arc;
 
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// A chunk; `None` reads as zeroes.
-type Chunk = RwLock<Option<Box<[u8]>>, rank::MemoryDevice>;
+type Chunk = RwLock<Option<Arc<[u8]>>, rank::MemoryDevice>;
 
 /// A sparse device in memory.
 #[derive(Debug)]
@@ -41,6 +43,16 @@ impl MemoryDevice {
             }
         }
         device
+    }
+
+    /// Makes a writable device with the bytes that this one has now, without copying them. A chunk
+    /// is copied when one of the two is written.
+    #[must_use]
+    pub fn fork(&self) -> MemoryDevice {
+        let chunks = self.chunks.0.iter().map(|chunk| RwLock::new(chunk.read().clone())).collect();
+        let (name, counters) = (self.name.clone(), Counters::default());
+        let chunks = Chunks(chunks);
+        MemoryDevice { name, bytes: self.bytes, is_writable: true, chunks, counters }
     }
 
     /// Returns the device with the same bytes, read-only.
@@ -100,7 +112,8 @@ impl Device for MemoryDevice {
         self.counters.count_write(memory.len());
         Self::for_each_chunk(offset, memory.len(), |chunk, inside, outside| {
             let mut chunk = self.chunks.0[chunk].write();
-            chunk.get_or_insert_with(|| padded(&[]))[inside].copy_from_slice(&memory[outside]);
+            let bytes = Arc::make_mut(chunk.get_or_insert_with(|| padded(&[])));
+            bytes[inside].copy_from_slice(&memory[outside]);
         });
         Ok(())
     }
@@ -119,8 +132,8 @@ impl Device for MemoryDevice {
             let mut chunk = self.chunks.0[chunk].write();
             if inside.len() == CHUNK_BYTES {
                 *chunk = None;
-            } else if let Some(bytes) = chunk.as_deref_mut() {
-                bytes[inside].fill(0);
+            } else if let Some(bytes) = chunk.as_mut() {
+                Arc::make_mut(bytes)[inside].fill(0);
             }
         });
         Ok(())
@@ -137,9 +150,10 @@ impl std::fmt::Debug for Chunks {
     }
 }
 
-fn padded(bytes: &[u8]) -> Box<[u8]> {
-    let mut chunk = vec![0; CHUNK_BYTES].into_boxed_slice();
-    chunk[..bytes.len()].copy_from_slice(bytes);
+fn padded(bytes: &[u8]) -> Arc<[u8]> {
+    // One allocation, which budgets of a volume on such a device count.
+    let mut chunk: Arc<[u8]> = std::iter::repeat_n(0, CHUNK_BYTES).collect();
+    Arc::make_mut(&mut chunk)[..bytes.len()].copy_from_slice(bytes);
     chunk
 }
 
@@ -162,6 +176,24 @@ mod tests {
         assert!(all[..80_000].iter().all(|byte| *byte == 0));
         copy.read_at(50_001, &mut all[..100_000]).unwrap();
         assert_eq!(all[..100_000], pattern[..]);
+    }
+
+    #[test]
+    fn a_fork_and_its_origin_do_not_see_each_others_writes() {
+        let device = MemoryDevice::new("m", 200_000);
+        device.write_at(0, &vec![1; 100_000]).unwrap();
+        let fork = device.fork();
+        device.write_at(10, &[2]).unwrap();
+        fork.write_at(20, &[3]).unwrap();
+        fork.discard(90_000, 10_000).unwrap();
+        let read = |device: &MemoryDevice, at| {
+            let mut byte = [9];
+            device.read_at(at, &mut byte).unwrap();
+            byte[0]
+        };
+        let places = [5, 10, 20, 95_000, 150_000];
+        assert_eq!(places.map(|at| read(&device, at)), [1, 2, 1, 1, 0]);
+        assert_eq!(places.map(|at| read(&fork, at)), [1, 1, 3, 0, 0]);
     }
 
     #[test]

@@ -299,10 +299,16 @@ fn disjoint_volumes_of_one_file_can_be_open_at_the_same_time() {
     assert!(open(across.path(), &WRITE).is_none(), "it shares bytes with both");
     drop(held);
     assert!(open(across.path(), &WRITE).is_none(), "it shares bytes with the second");
-    // An open at an offset of an image locks the whole image.
+    // An open at an offset of an image locks the rest of the image, or as much as it uses.
     let inside = OpenDevice { offset: SECOND, ..WRITE };
+    let part = |offset| OpenDevice { offset, bytes: Some(SECOND), ..WRITE };
     for path in names(dir.path(), &[]) {
         assert!(open(&path, &inside).is_none(), "{}", path.display());
+        assert!(open(&path, &part(SECOND)).is_none(), "{}", path.display());
+        let first = open(&path, &part(0)).unwrap();
+        assert!(open(&image, &part(0)).is_none(), "{}", path.display());
+        assert!(open(&image, &part(2 * SECOND)).is_some(), "{}", path.display());
+        drop(first);
     }
     drop(other);
     let held = open(&image, &inside).unwrap();

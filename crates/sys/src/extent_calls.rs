@@ -1,4 +1,5 @@
-//! The calls about the extents of an open file: `FS_IOC_FIEMAP` and `FIDEDUPERANGE`.
+//! The calls about the extents of an open file: `FS_IOC_FIEMAP`, `FIDEDUPERANGE` and
+//! `FICLONERANGE`.
 //!
 //! ```text
 //! struct fiemap                                          struct fiemap_extent, 56 bytes each
@@ -8,12 +9,16 @@
 //! struct file_dedupe_range            struct file_dedupe_range_info, 32 bytes, one here
 //! 0        8        16      18     24     32       40      48      52
 //! | offset | length | count | res. | ... | dest fd i64 | offset | deduped | status i32 | res.
+//!
+//! struct file_clone_range
+//! 0            8        16       24       32
+//! | src fd i64 | offset | length | offset |
 //! ```
 //!
-//! The VFS answers both calls itself, and passes them to no FUSE server. The mounts of this project
-//! serve the same structures under numbers that state their whole size, which the VFS does not
-//! know: [`SIZED_FIEMAP`] and [`SIZED_DEDUPE`]. They are tried where the filesystem has no support
-//! for the calls themselves.
+//! The VFS answers these calls itself, and passes them to no FUSE server. The mounts of this
+//! project serve the first two structures under numbers that state their whole size, which the VFS
+//! does not know: [`SIZED_FIEMAP`] and [`SIZED_DEDUPE`]. They are tried where the filesystem has no
+//! support for the calls themselves. On these mounts `copy_file_range` clones.
 
 #![expect(clippy::host_endian_bytes, reason = "numbers in arguments of calls are in host order")]
 
@@ -24,6 +29,7 @@ use crate::subvolume_calls::Arguments;
 
 const FIEMAP: libc::c_ulong = 0xc020_660b;
 const DEDUPE: libc::c_ulong = 0xc018_9436;
+const CLONE_RANGE: libc::c_ulong = 0x4020_940d;
 
 /// Number of extents of one call.
 pub const EXTENTS_MAX: usize = 72;
@@ -33,6 +39,7 @@ const FIEMAP_WITH_EXTENTS: usize = FIEMAP_BYTES + EXTENTS_MAX * EXTENT_BYTES;
 const DEDUPE_BYTES: usize = 24;
 const TARGET_BYTES: usize = 32;
 const DEDUPE_WITH_TARGET: usize = DEDUPE_BYTES + TARGET_BYTES;
+const CLONE_BYTES: usize = 32;
 
 /// `_IOWR('f', 11, 4064)`: a fiemap with room for [`EXTENTS_MAX`] extents.
 pub const SIZED_FIEMAP: u32 = 0xcfe0_660b;
@@ -158,6 +165,24 @@ pub fn dedupe(
         RANGE_DIFFERS => Ok(Deduped::Differs),
         status => Err(io::Error::from_raw_os_error(status.saturating_neg())),
     }
+}
+
+/// Makes `bytes` bytes of the target share the extents of the source; 0 bytes stand for all up to
+/// the end of the source.
+///
+/// # Errors `EOPNOTSUPP` where the filesystem has no such call, and on a FUSE mount; `EXDEV` for
+/// two filesystems; `EINVAL` for a range that is not aligned or ends after the source, for ranges
+/// of one file that overlap, and for data with and without checksums.
+pub fn clone_range(
+    source: (BorrowedFd<'_>, u64),
+    target: (BorrowedFd<'_>, u64),
+    bytes: u64,
+) -> io::Result<()> {
+    let from = i64::from(source.0.as_raw_fd()).to_ne_bytes();
+    let words = [from, source.1.to_ne_bytes(), bytes.to_ne_bytes(), target.1.to_ne_bytes()];
+    let mut arguments = Arguments::<CLONE_BYTES>::new();
+    arguments.0.as_chunks_mut().0.copy_from_slice(&words);
+    arguments.call(target.0, CLONE_RANGE)
 }
 
 /// Returns whether an error says that the filesystem has no such call.

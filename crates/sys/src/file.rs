@@ -5,7 +5,8 @@
 //!    [`DiskFile::alignment`]; this type does not use bounce buffers.
 //! 2. A writable open is exclusive, by whatever name the bytes are reached. On a block device
 //!    `O_EXCL` excludes kernel mounts and other exclusive opens. Open-file-description locks, on
-//!    the disk and on the storage beneath it (`storage.rs`), exclude all users of this crate.
+//!    the disk and on the storage beneath it (`storage.rs`), exclude all users of this crate from
+//!    the bytes of the window that is used ([`OpenDisk::window`]), as that of a partition.
 //!    A loop device over the same bytes must not be mounted, nor be open exclusively or for
 //!    writing. (A loop device that is attached and mounted afterwards is not detected: the kernel
 //!    checks none of these locks. Nor is a loop device over a file of an overlay, where the disk is
@@ -30,9 +31,11 @@
 //!
 //! [`crate::holder`] finds what holds a busy disk.
 
+pub use crate::storage::Window;
+
 use crate::errno::Errno;
 use crate::holder::{self, Holder, ReleaseWait};
-use crate::storage::{self, Layer, Window};
+use crate::storage::{self, Layer};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use std::fmt;
 use std::fs::File;
@@ -45,7 +48,7 @@ use std::time::{Duration, Instant};
 const DIRECT_ALIGN_DEFAULT: u32 = 512;
 
 /// The largest plausible alignment in bytes; larger values from the kernel are ignored.
-const DIRECT_ALIGN_MAX: u32 = 1 << 16;
+pub const DIRECT_ALIGN_MAX: u32 = 1 << 16;
 
 /// An open block device or image file.
 pub struct DiskFile {
@@ -82,11 +85,14 @@ pub struct OpenDisk {
     /// The device number (major, minor) of a block device that the caller has mounted (law 5). It
     /// has no effect on another disk.
     pub mounted: Option<(u32, u32)>,
+    /// The bytes of the disk that are used: only these are locked. The caller uses no others.
+    pub window: Window,
 }
 
 impl Default for OpenDisk {
     fn default() -> OpenDisk {
-        OpenDisk { writable: false, direct: true, sharing: Sharing::Locked, mounted: None }
+        let (sharing, window) = (Sharing::Locked, Window::ALL);
+        OpenDisk { writable: false, direct: true, sharing, mounted: None, window }
     }
 }
 
@@ -449,13 +455,15 @@ fn lock_storage(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<Vec<OwnedFd>
     if how.sharing == Sharing::Unlocked && !how.writable {
         return Ok(Vec::new());
     }
-    lock(path, fd, how.writable, Window::ALL)?;
+    lock(path, fd, how.writable, how.window)?;
     let refused =
         |error: std::io::Error| OpenError::Refused { path: path.to_owned(), cause: error.into() };
     let meta = fd.try_clone().map(File::from).and_then(|file| file.metadata()).map_err(refused)?;
-    let own = storage::storage_of(&meta);
-    let mut layers = storage::chain(own);
-    layers.extend(storage::overlay::upper_file(fd, own).map_err(refused)?);
+    let mut layers = storage::chain(storage::storage_of(&meta), how.window);
+    if let Some(disk) = layers.first() {
+        let upper = storage::overlay::upper_file(fd, disk).map_err(refused)?;
+        layers.extend(upper);
+    }
     let (mut beneath, mut unreachable) = (Vec::new(), Vec::new());
     for (at, layer) in layers.iter().enumerate().skip(1) {
         // Several ways may lead to the same bytes, which are locked once.
@@ -503,7 +511,8 @@ fn lock(path: &Path, fd: &OwnedFd, exclusive: bool, window: Window) -> Result<()
     match lock_window(fd, exclusive, window) {
         Err(Errno(libc::EAGAIN | libc::EACCES)) => {
             let meta = fd.try_clone().map(File::from).and_then(|file| file.metadata());
-            let holder = meta.map_or(Holder::Unknown, |meta| holder::of_lock(&meta));
+            let holder =
+                meta.map_or(Holder::Unknown, |meta| holder::of_lock(&meta, exclusive, window));
             Err(OpenError::Busy { path: path.to_owned(), holder })
         }
         Err(cause) if exclusive => Err(OpenError::CannotLock { path: path.to_owned(), cause }),

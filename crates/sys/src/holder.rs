@@ -234,9 +234,10 @@ pub fn ending_writer((major, minor): (u32, u32)) -> Option<Holder> {
     })
 }
 
-/// Returns the process that holds an open-file-description lock on the file.
-pub(crate) fn of_lock(meta: &fs::Metadata) -> Holder {
-    let is_locked = |info: &str| info.contains(OFD_LOCK);
+/// Returns the process that holds an open-file-description lock on the file which conflicts with a
+/// lock of a window.
+pub(crate) fn of_lock(meta: &fs::Metadata, is_exclusive: bool, window: Window) -> Holder {
+    let is_locked = |info: &str| shows_lock(info, is_exclusive, window);
     let mut processes = processes_with(storage::storage_of(meta), Search::hint(), is_locked);
     processes.next().unwrap_or(Holder::Unknown)
 }
@@ -266,7 +267,7 @@ pub(crate) fn hidden_lock(
 /// Returns the kernel's mount that can change a disk: a read-write mount of the block device
 /// itself, or of a loop device over the same bytes.
 pub fn writing_mount(disk: &Path) -> Option<Holder> {
-    let layers = storage::chain(storage::storage_of(&fs::metadata(disk).ok()?));
+    let layers = storage::chain(storage::storage_of(&fs::metadata(disk).ok()?), Window::ALL);
     let own = layers.iter().filter_map(|layer| match layer.storage {
         Storage::Device(numbers) => Some(numbers),
         Storage::File { .. } => None,

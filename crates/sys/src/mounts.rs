@@ -354,6 +354,16 @@ pub fn id_of_descriptor(process: &Path, fd: u64) -> io::Result<u64> {
     id.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
+/// Returns the id of the mount that the root directory of another process is on, without a call to
+/// the filesystem of that directory. `process` is the directory of the process in `/proc`.
+///
+/// # Errors
+/// There is no such process, or it is hidden.
+pub fn id_of_root(process: &Path) -> io::Result<u64> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    id_of(&openat(CWD, process.join("root"), flags, Mode::empty())?)
+}
+
 /// Unmounts a mount of the table as root, or detaches it (laws 4 and 5).
 ///
 /// A mount that is not detached is unmounted by its path (law 5): the function opens the parent
@@ -609,6 +619,13 @@ mod tests {
         let without_path = crate::event::Event::new().unwrap();
         assert!(id(without_path.as_fd().as_raw_fd()).is_err());
         assert!(id(i32::MAX).is_err(), "no such descriptor");
+    }
+
+    #[test]
+    fn the_mount_of_the_root_of_a_process_is_found() {
+        let root: OwnedFd = fs::File::open("/").unwrap().into();
+        assert_eq!(id_of_root(Path::new("/proc/self")).unwrap(), id_of(&root).unwrap());
+        assert!(id_of_root(Path::new("/proc/none")).is_err());
     }
 
     #[test]

@@ -94,6 +94,33 @@ pub fn run(closure: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Res
     thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
 }
 
+/// Starts a thread that runs a closure with `with`, and has no further descriptor of the process:
+/// while the closure waits in the kernel, and cannot be killed, it keeps no other file open, also
+/// after the end of the process. Returns when the thread has its own table.
+///
+/// # Errors
+/// The thread cannot be started, or gets no table of its own. The closure is dropped.
+pub fn spawn(
+    name: &str,
+    with: BorrowedFd<'_>,
+    closure: impl FnOnce(BorrowedFd<'_>) + Send + 'static,
+) -> io::Result<()> {
+    let with = with.as_raw_fd();
+    let (ready, is_ready) = channel();
+    let run = move || {
+        let kept = keep_only(&[with]);
+        let has_table = kept.is_ok();
+        // The calling thread waits for it, and keeps the descriptor open until then.
+        ready.send(kept).unwrap_or_default();
+        if has_table {
+            // SAFETY: the descriptor is open in the table of the thread, which does not close it.
+            closure(unsafe { BorrowedFd::borrow_raw(with) });
+        }
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(run)?;
+    is_ready.recv().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+}
+
 /// Closes a descriptor. If it is the last one, the close is made by a thread that has no other
 /// descriptor, and the calling thread waits for it for at most `limit`.
 pub fn close(fd: OwnedFd, limit: Duration) {
@@ -212,6 +239,26 @@ mod tests {
         let path = format!("/proc/self/fd/{number}");
         let opened = open(|| Ok(std::fs::File::open(path)?.into())).unwrap();
         assert_eq!(io::read_to_string(std::fs::File::from(opened)).unwrap(), "text");
+    }
+
+    #[test]
+    fn a_thread_that_goes_on_keeps_one_descriptor_open() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (other, kept_by_none) = UnixStream::pair().unwrap();
+        let (goes_on, until) = channel::<()>();
+        let wait = move |with: BorrowedFd<'_>| {
+            assert!(rustix::io::fcntl_getfd(with).is_ok());
+            until.recv().unwrap_or_default();
+        };
+        spawn("test", theirs.as_fd(), wait).unwrap();
+        drop((theirs, kept_by_none));
+        assert_eq!(io::read_to_string(&other).unwrap(), "", "the thread has it open");
+        ours.set_nonblocking(true).unwrap();
+        let error = io::read_to_string(&ours).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(goes_on);
+        ours.set_nonblocking(false).unwrap();
+        assert_eq!(io::read_to_string(&ours).unwrap(), "");
     }
 
     #[test]

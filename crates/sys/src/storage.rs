@@ -50,13 +50,18 @@ pub(crate) enum Storage {
 
 /// A range of bytes; `end` is exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Window {
-    pub(crate) start: u64,
-    pub(crate) end: u64,
+pub struct Window {
+    pub start: u64,
+    pub end: u64,
 }
 
 impl Window {
-    pub(crate) const ALL: Self = Self { start: 0, end: u64::MAX };
+    pub const ALL: Self = Self { start: 0, end: u64::MAX };
+
+    /// Returns `bytes` bytes from `start`, or all that follow.
+    pub fn of(start: u64, bytes: Option<u64>) -> Self {
+        Self { start, end: bytes.map_or(u64::MAX, |bytes| start.saturating_add(bytes)) }
+    }
 
     /// Translates a window of a part into a window of the whole, in which the part is at `part`.
     fn within(self, part: Window) -> Window {
@@ -107,9 +112,9 @@ pub(crate) fn storage_at(path: &Path) -> Option<Storage> {
     Some(Storage::File { device, inode: seen.stx_ino })
 }
 
-/// Returns the layer of the storage itself, followed by all layers beneath it.
-pub(crate) fn chain(storage: Storage) -> Vec<Layer> {
-    let mut layers = vec![Layer { storage, window: Window::ALL, path: None }];
+/// Returns the layer of a window of the storage itself, followed by all layers beneath it.
+pub(crate) fn chain(storage: Storage, window: Window) -> Vec<Layer> {
+    let mut layers = vec![Layer { storage, window, path: None }];
     let mut at = 0;
     while let Some(layer) = layers.get(at).filter(|_| layers.len() <= DEPTH_MAX * DEPTH_MAX) {
         if let Storage::Device(numbers) = layer.storage {
@@ -131,7 +136,8 @@ pub(crate) fn conflict(one: &[Layer], other: &[Layer]) -> bool {
 /// Returns whether two files or block devices have a byte in common: they are the same, or one is
 /// a part of the other.
 pub fn is_shared(one: &impl MetadataExt, other: &impl MetadataExt) -> bool {
-    conflict(&chain(storage_of(one)), &chain(storage_of(other)))
+    let of = |storage| chain(storage, Window::ALL);
+    conflict(&of(storage_of(one)), &of(storage_of(other)))
 }
 
 /// Returns the layers directly beneath a block device.
@@ -269,7 +275,7 @@ pub(crate) fn loop_devices_over(disk: &[Layer]) -> Vec<Overlapping> {
             parts.into_iter().map(|part| (part, false)).chain([(folder, has_partitions)])
         {
             let Some(numbers) = device_number(&folder) else { continue };
-            if conflict(disk, &chain(Storage::Device(numbers))) {
+            if conflict(disk, &chain(Storage::Device(numbers), Window::ALL)) {
                 let name = folder.file_name().map(|name| name.as_bytes().to_vec());
                 let name = String::from_utf8_lossy(&name.unwrap_or_default()).into_owned();
                 found.push(Overlapping { name, numbers, has_partitions });
@@ -308,8 +314,10 @@ mod tests {
     fn a_regular_file_has_one_layer() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let storage = storage_of(&file.as_file().metadata().unwrap());
-        let layers = chain(storage);
+        let layers = chain(storage, Window::ALL);
         assert_eq!(layers, [Layer { storage, window: Window::ALL, path: None }]);
-        assert!(conflict(&layers, &layers));
+        let parts = [Window::of(0, Some(4096)), Window::of(4096, None)];
+        let [first, rest] = parts.map(|window| chain(storage, window));
+        assert!(conflict(&layers, &rest) && conflict(&first, &layers) && !conflict(&first, &rest));
     }
 }

@@ -67,9 +67,14 @@ fn push(text: &mut String, c: char) {
         '\n' => text.push_str("\\n"),
         '\t' => text.push_str("\\t"),
         '\r' => text.push_str("\\r"),
-        c if c.is_control() || is_format(c) => text.extend(c.escape_unicode()),
+        c if is_control(c) => text.extend(c.escape_unicode()),
         c => text.push(c),
     }
+}
+
+/// Returns whether a terminal does not show a character as itself.
+pub fn is_control(c: char) -> bool {
+    c.is_control() || is_format(c)
 }
 
 /// Directional and other format characters.

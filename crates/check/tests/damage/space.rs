@@ -11,6 +11,7 @@ use butternut_format::device_item::RawDeviceItem;
 use butternut_format::file_extent::{ExtentBody, FileExtent};
 use butternut_format::free_space::RawFreeSpaceInfo;
 use butternut_format::key::{ItemType, Key};
+use butternut_format::super_block::RawRootBackup;
 use butternut_format::units::{Logical, TreeId};
 use zerocopy::little_endian::{U32, U64};
 
@@ -61,6 +62,7 @@ fn supers() -> Vec<Case> {
             &[Kind::SuperField],
         ),
         case("super backup of other roots", backup, &[Kind::SuperBackup]),
+        case("super backup of other roots beside the right one", one_more_backup, &[]),
         case(
             "super system chunk elsewhere",
             system_chunk,
@@ -75,6 +77,18 @@ fn backup(p: &TestImage) {
         let newest = raw.super_roots.iter_mut().find(|backup| backup.tree_root_gen == generation);
         let newest = newest.expect("the kernel wrote one at the last commit");
         newest.fs_root = U64::new(newest.fs_root.get() + 4096);
+    });
+}
+
+/// As the kernel leaves them where a transaction began while the commit before wrote its backup.
+fn one_more_backup(p: &TestImage) {
+    p.edit_super(|raw| {
+        let generation = raw.generation;
+        let newest = raw.super_roots.iter().position(|backup| backup.tree_root_gen == generation);
+        let newest = newest.expect("the kernel wrote one at the last commit");
+        let right = raw.super_roots[newest];
+        raw.super_roots[3] = right;
+        raw.super_roots[0] = RawRootBackup { extent_root: U64::new(4096), ..right };
     });
 }
 

@@ -81,6 +81,10 @@ fn partition(number: u32, record: &PartRecord, base: u64, sector_bytes: u32) -> 
 
 /// Adds the logical partitions of an extended one. The start of a partition counts from the sector
 /// of its record, the place of the next sector from the start of the extended partition.
+///
+/// Those that Linux has get the same numbers (block/partitions/msdos.c): every record with sectors
+/// counts, also of type 0; in the third and the fourth place, only inside both the extended
+/// partition and the link that led there.
 fn read_chain(
     disk: &dyn Device,
     extended: &Partition,
@@ -88,7 +92,7 @@ fn read_chain(
 ) -> Result<(), DeviceError> {
     let sector_bytes = u64::from(table.sector_bytes);
     let end = extended.start.saturating_add(extended.bytes);
-    let (mut at, mut seen) = (extended.start, HashSet::new());
+    let (mut at, mut link_bytes, mut seen) = (extended.start, extended.bytes, HashSet::new());
     // Progress: no sector is read twice, and their number is bounded.
     for _ in 0..PARTITIONS_MAX {
         if !seen.insert(at) {
@@ -110,8 +114,16 @@ fn read_chain(
             return Ok(());
         };
         let base = at / sector_bytes;
-        let is_logical = |it: &&PartRecord| is_used(it) && !is_extended(it.os_type);
-        for record in records[..2].iter().filter(is_logical) {
+        let is_logical = |(place, it): &(usize, &PartRecord)| {
+            let offset = u64::from(it.lb_start) * sector_bytes;
+            let bytes = u64::from(it.lb_size) * sector_bytes;
+            let start = at.saturating_add(offset);
+            let is_inside = offset.saturating_add(bytes) <= link_bytes
+                && start >= extended.start
+                && start.saturating_add(bytes) <= end;
+            it.lb_size != 0 && !is_extended(it.os_type) && (*place < 2 || is_inside)
+        };
+        for (_, record) in records.iter().enumerate().filter(is_logical) {
             let known = table.partitions.iter().map(|it| it.number).max().unwrap_or(0);
             let number = known.saturating_add(1).max(LOGICAL_FIRST);
             let mut logical = partition(number, record, base, table.sector_bytes);
@@ -126,6 +138,7 @@ fn read_chain(
         let Some(link) = link else { return Ok(()) };
         // At most 2^32 sectors of 4096 bytes after a start of that size.
         at = extended.start.saturating_add(u64::from(link.lb_start) * sector_bytes);
+        link_bytes = u64::from(link.lb_size) * sector_bytes;
     }
     reserve_rest(extended, table);
     let note = "the chain of logical partitions has more than 256 sectors; the rest is left out";

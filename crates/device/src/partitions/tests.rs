@@ -232,3 +232,20 @@ fn random_changes_never_panic() {
     }
     assert!(listed > rounds / 10, "{listed}");
 }
+
+/// Linux, and partx(8), count every record with sectors that is no extended one: also of type 0,
+/// and those in the third and fourth place that are inside the extended partition (OS/2).
+#[test]
+fn logical_partitions_have_the_numbers_that_linux_gives_them() {
+    let mut disk = vec![0; DISK_BYTES];
+    set_record(&mut disk, 0, 0, 0x05, 200, 1500);
+    // Deleted by its type alone.
+    set_record(&mut disk, 200, 0, 0x00, 8, 32);
+    set_record(&mut disk, 200, 1, 0x05, 1000, 600);
+    set_record(&mut disk, 1200, 0, 0x83, 8, 16);
+    set_record(&mut disk, 1200, 2, 0x83, 64, 16);
+    set_record(&mut disk, 1200, 3, 0x83, 128, 16);
+    let table = read(&disk).unwrap();
+    let logical: Vec<_> = sectors(&table).into_iter().filter(|it| it.0 > 4).collect();
+    assert_eq!(logical, [(5, 208, 240), (6, 1208, 1224), (7, 1264, 1280), (8, 1328, 1344)]);
+}

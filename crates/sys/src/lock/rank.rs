@@ -142,6 +142,8 @@ ranks! {
     EndError
     /// The subvolumes that streams are made of.
     SubvolumesSent
+    /// The subvolumes that resumable receives make.
+    ReceivesInProgress
     /// The list of dirty inodes.
     DirtyInodes
     /// The files that keep their state while no handle refers to them.

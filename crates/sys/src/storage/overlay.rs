@@ -21,18 +21,19 @@ use std::path::Path;
 /// The type of an overlay in the result of statfs(2).
 const OVERLAYFS_SUPER_MAGIC: u64 = 0x794c_7630;
 
-/// Returns the file in the upper directory that holds the bytes of an open file, if that is a file
-/// of an overlay.
+/// Returns the window of the file in the upper directory that holds the bytes of an open disk, if
+/// that is a file of an overlay.
 ///
 /// # Errors
 /// The mount table cannot be read.
-pub(crate) fn upper_file(fd: &OwnedFd, storage: Storage) -> io::Result<Option<Layer>> {
-    let Storage::File { inode, .. } = storage else { return Ok(None) };
+pub(crate) fn upper_file(fd: &OwnedFd, disk: &Layer) -> io::Result<Option<Layer>> {
+    let Storage::File { inode, .. } = disk.storage else { return Ok(None) };
     if !is_overlay(fd) {
         return Ok(None);
     }
     let Ok(id) = mounts::id_of(fd) else { return Ok(None) };
-    Ok(upper_file_in(&mounts::read()?, id, fd, inode))
+    let found = upper_file_in(&mounts::read()?, id, fd, inode);
+    Ok(found.map(|upper| Layer { window: disk.window, ..upper }))
 }
 
 fn is_overlay(fd: &OwnedFd) -> bool {
