@@ -113,13 +113,14 @@ impl FileState {
         wait: Wait,
     ) -> Result<Option<DirectWrite>, FileError> {
         let begun = self.begin_direct_write_as(range, allocation, wait);
-        if begun.as_ref().is_err_and(FileError::is_would_block) {
+        if begun.is_err() {
             self.end_refused_direct_write();
         }
         begun
     }
 
-    /// Ends a direct write that has begun, and that the caller cannot submit without blocking.
+    /// Ends a direct write that has begun, and that the caller does not submit. The caller holds
+    /// the inode lock shared.
     pub fn refuse_direct_write(&self, write: DirectWrite) {
         write.fail(&self.source);
         drop(write);
@@ -363,7 +364,8 @@ impl DirectWrite {
     }
 
     /// Ends a write that failed. The range reads as before; where the data was to be written in
-    /// place, it reads as the disk has it.
+    /// place, it reads as the disk has it. The next merge of the file returns its metadata
+    /// reservation.
     pub fn fail(&self, source: &Source) {
         self.invalidate_clean();
         if self.target == Target::New {

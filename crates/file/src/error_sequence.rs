@@ -12,7 +12,8 @@
 //!    next handle.
 //! 3. The volume's sequence contains the errors of all files. It also knows which of them a check
 //!    has returned ([`VolumeErrors::unreported`]), so that closing the last handle of a volume
-//!    fails only for errors that have not been reported.
+//!    fails only for errors that have not been reported. It remembers at most [`FILES_MAX`] files;
+//!    the errors of more count as not returned until a check of all errors.
 //! 4. A caller whose result may be dropped moves a cursor of its own past an error, and the error
 //!    still counts as not returned ([`VolumeErrors::check_and_keep`]).
 //! 5. A call that depends on all data of a file, as a clone does, compares the last error with a
@@ -26,6 +27,9 @@ use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Maximum number of files of which a volume knows that a check has returned their error.
+const FILES_MAX: usize = 4096;
 
 /// The errors of one file, or of a volume.
 #[derive(Debug, Default)]
@@ -54,9 +58,10 @@ pub(crate) struct VolumeErrors {
 /// The errors of all files of a volume, apart.
 #[derive(Debug, Default)]
 struct FileErrors {
-    /// One flag for each file with an error that no check has returned: at most as many as files
-    /// had errors since the last check of all.
+    /// One flag for each file with an error that no check has returned, at most [`FILES_MAX`].
     unreported: Vec<Arc<AtomicBool>>,
+    /// Since the last check of all, more files had errors.
+    has_more_unreported: bool,
     /// The last error of each tree, and its position in the volume's sequence: at most as many as
     /// subvolumes had errors and were not deleted.
     in_trees: HashMap<TreeId, (u64, FileError)>,
@@ -138,7 +143,11 @@ impl VolumeErrors {
         files.unreported.retain(|is_reported| !is_reported.load(Ordering::Acquire));
         // A check of all errors empties the list and leaves the flags of the files as they are.
         if !files.unreported.iter().any(|known| Arc::ptr_eq(known, &flag)) {
-            files.unreported.push(flag);
+            if files.unreported.len() < FILES_MAX {
+                files.unreported.push(flag);
+            } else {
+                files.has_more_unreported = true;
+            }
         }
         drop(files);
         drop(replaced);
@@ -167,7 +176,7 @@ impl VolumeErrors {
     /// reported afterwards.
     pub(crate) fn check(&self, cursor: &ErrorCursor) -> Option<FileError> {
         let error = self.all.check(cursor)?;
-        self.files().unreported.clear();
+        self.files().forget_unreported();
         Some(error)
     }
 
@@ -180,27 +189,37 @@ impl VolumeErrors {
     /// Returns the last error, if there is one, of any file, that no check has returned.
     pub(crate) fn take_unreported(&self) -> Option<FileError> {
         let mut files = self.files();
-        let error = self.last_if_any(&files.unreported);
-        files.unreported.clear();
+        let error = self.last_if_any(&files);
+        files.forget_unreported();
         error
     }
 
     /// Returns the error of [`VolumeErrors::take_unreported`], and leaves it for other callers.
     pub(crate) fn peek_unreported(&self) -> Option<FileError> {
-        self.last_if_any(&self.files().unreported)
+        self.last_if_any(&self.files())
     }
 
-    fn last_if_any(&self, unreported: &[Arc<AtomicBool>]) -> Option<FileError> {
-        let has_unreported =
-            unreported.iter().any(|is_reported| !is_reported.load(Ordering::Acquire));
+    fn last_if_any(&self, files: &FileErrors) -> Option<FileError> {
         let last = &self.all.state().last;
-        last.clone().filter(|_| has_unreported)
+        last.clone().filter(|_| files.has_unreported())
     }
 
     /// After a panic: each flag in the list and each error of a tree is whole, and was added by
     /// itself.
     fn files(&self) -> MutexGuard<'_, FileErrors> {
         self.files.lock()
+    }
+}
+
+impl FileErrors {
+    fn has_unreported(&self) -> bool {
+        let is_unreported = |is_reported: &Arc<AtomicBool>| !is_reported.load(Ordering::Acquire);
+        self.has_more_unreported || self.unreported.iter().any(is_unreported)
+    }
+
+    fn forget_unreported(&mut self) {
+        self.unreported.clear();
+        self.has_more_unreported = false;
     }
 }
 
@@ -332,6 +351,24 @@ mod tests {
         assert_eq!(ino(volume.check(&all)), Some(3), "a sync of all files reports it all the same");
         volume.record(&one, TREE, &error(4));
         assert!(volume.check(&all).is_some());
+        assert_eq!(ino(volume.take_unreported()), None);
+    }
+
+    #[test]
+    fn a_volume_knows_of_a_bounded_number_of_files_and_forgets_no_error() {
+        let volume = VolumeErrors::default();
+        let sequences: Vec<ErrorSequence> =
+            (0..FILES_MAX + 10).map(|_| ErrorSequence::default()).collect();
+        let cursors: Vec<ErrorCursor> = sequences.iter().map(ErrorSequence::cursor).collect();
+        for (number, file) in (0..).zip(&sequences) {
+            volume.record(file, TREE, &error(number));
+        }
+        assert_eq!(volume.files().unreported.len(), FILES_MAX);
+        for (file, cursor) in sequences.iter().zip(&cursors).take(FILES_MAX) {
+            assert!(file.check(cursor).is_some());
+        }
+        assert_eq!(ino(volume.peek_unreported()), Some(FILES_MAX as u64 + 9));
+        assert!(volume.take_unreported().is_some());
         assert_eq!(ino(volume.take_unreported()), None);
     }
 }

@@ -84,7 +84,8 @@ impl FileState {
     }
 
     /// Merges many files of one volume, which share batches and transactions: best in ascending
-    /// order of tree and inode number. If some fail, the others are merged all the same.
+    /// order of tree and inode number. If some fail, the others are merged all the same. A file
+    /// that is clean afterwards keeps no metadata reservation.
     ///
     /// # Errors
     /// The first failure.
@@ -108,6 +109,9 @@ impl FileState {
             if merged.is_err() || files.iter().all(|merging| merging.file.is_clean()) {
                 result = merged;
             }
+        }
+        for merging in files.iter().filter(|merging| merging.file.is_clean()) {
+            merging.file.trim_metadata();
         }
         result
     }

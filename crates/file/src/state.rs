@@ -175,11 +175,12 @@ impl FileState {
         (self.size_in_tree, self.bytes_in_tree.load(Ordering::Acquire))
     }
 
-    /// Ends the use of the state if it is clean, and returns whether it is. The caller holds the
-    /// inode lock and releases the state before another is created. The state itself may be dropped
-    /// later, without the lock.
+    /// Ends the use of the state if it is clean, and returns whether it has ended, now or before.
+    /// The caller holds the inode lock and releases the state before another is created. The state
+    /// itself may be dropped later, without the lock. Once it has ended, dirty pages of the file
+    /// are those of the next state.
     pub fn end_if_clean(&mut self) -> bool {
-        self.has_ended = self.is_clean();
+        self.has_ended = self.has_ended || self.is_clean();
         self.has_ended
     }
 

@@ -2,7 +2,6 @@
 
 use crate::error::NamesError;
 use crate::link::{first_link, links};
-use butternut_format::refused::Refused;
 use butternut_format::units::Ino;
 use butternut_tree::Tree;
 
@@ -55,6 +54,10 @@ impl PathBudget {
 
 /// Returns the path of a directory from the root of its subvolume, which has the path "". Returns
 /// `None` if a directory on the path has no name.
+///
+/// # Errors
+/// [`NamesError::TooMany`] if the path has more than [`DEPTH_MAX`] directories, which may be a
+/// circle, or if the budget is used up.
 pub fn directory_path(
     tree: &Tree,
     dir: Ino,
@@ -65,11 +68,7 @@ pub fn directory_path(
     while dir != ROOT_DIRECTORY {
         budget.step()?;
         if names.len() >= DEPTH_MAX {
-            let refused = Refused::new("depth", "more", DEPTH_MAX);
-            return Err(NamesError::Corrupt {
-                tree: tree.id(),
-                source: refused.at(format_args!("directory {dir}")),
-            });
+            return Err(NamesError::TooMany { what: "directories on a path", limit: DEPTH_MAX });
         }
         let Some(link) = first_link(tree, dir)? else { return Ok(None) };
         dir = link.parent;

@@ -8,7 +8,9 @@
 //! 2. A merge returns its part of the reservation after its changes are in the trees, so no other
 //!    operation can take that space in between. The part of prepared edges, which become dirty
 //!    after the edit of the trees, stays reserved.
-//! 3. An operation leaves no reservation with a file that is clean: no merge would return it.
+//! 3. An operation leaves no reservation with a file that is clean. Only a direct write that a
+//!    device has failed does, because it ends without the inode lock: the next merge of the file
+//!    returns it, also if there is nothing else to merge.
 //! 4. The bytes of a reservation are charged to the quota of the subvolume, so that what merges add
 //!    to its tree, the data of inline files too, was below its limits when it was accepted. Files
 //!    with nodatacow are the exception: a write in place is accepted at a limit.

@@ -113,6 +113,26 @@ fn a_state_that_has_ended_keeps_the_pages_of_the_next_one() {
     compare(&source, &next, &data);
 }
 
+/// The list of idle files may look once more at a state that has left the inode table.
+#[test]
+fn a_state_that_has_ended_and_is_looked_at_again_keeps_the_pages_of_the_next_one() {
+    let source = open(&fresh(256));
+    create(&source, 300, InodeFlags::default());
+    let mut old = state(&source, 300);
+    old.write_at(0, &noise(1, 9000)).unwrap();
+    commit(&source, &mut old);
+    assert!(old.end_if_clean());
+    let mut next = state(&source, 300);
+    let data = noise(2, 9000);
+    next.write_at(0, &data).unwrap();
+    // The dirty pages of `next` have the same key.
+    assert!(old.end_if_clean());
+    drop(old);
+    compare(&source, &next, &data);
+    commit(&source, &mut next);
+    compare(&source, &next, &data);
+}
+
 #[test]
 fn only_blocks_that_could_not_be_written_are_lost() {
     let inner = fresh(256);

@@ -271,3 +271,24 @@ fn a_direct_write_that_begins_while_another_trims_keeps_its_reservation() {
     });
     assert_eq!(lost, 0, "writes in flight without a reservation (law 1)");
 }
+
+/// The file is listed as dirty when the write begins, so a merge of it follows.
+#[test]
+fn a_direct_write_that_a_device_fails_leaves_no_reservation_behind_the_next_merge() {
+    let source = open();
+    let mut file = file(&source);
+    file.truncate(1 << 20, &mut |_| {}).expect("space");
+    file.merge(&mut |_| {}).expect("space");
+    assert!(file.is_clean());
+    assert_eq!(file.metadata_bytes_reserved(), 0);
+    let mut allocation = AllocationRun::new(&source, 0);
+    let range = 0..256 * SECTOR_BYTES;
+    let write = file.begin_direct_write(&range, &mut allocation, Wait::Block);
+    let write = write.expect("readable trees").expect("a write that shares the file");
+    write.fail(&source);
+    drop(write);
+    assert!(file.metadata_bytes_reserved() > 0);
+    file.merge(&mut |_| {}).expect("nothing to merge");
+    assert!(file.is_clean());
+    assert_eq!(file.metadata_bytes_reserved(), 0);
+}
