@@ -35,7 +35,7 @@ impl Filesystem {
     /// # Errors
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); a device that is smaller or a seed; block
     /// groups in use past the new end; no space before it for a block group of a profile that
-    /// would have none.
+    /// would have none, or for one whose free space the volume needs.
     pub fn resize(&self, devid: u64, bytes: u64) -> Result<()> {
         let writing = self.begin()?;
         let write_state = &*writing;
@@ -47,8 +47,9 @@ impl Filesystem {
 
     /// Returns a size that [`Filesystem::resize`] accepts for a device now: the end of its last
     /// block group in use, in bytes. At least 1 MiB. An empty block group counts as in use where
-    /// it is the last one that names a profile, other than single, for new block groups. A smaller
-    /// size is accepted only if another one of that profile fits before it.
+    /// it is the last one that names a profile, other than single, for new block groups, and where
+    /// the volume needs its free space for commits. A smaller size is accepted only if another one
+    /// fits before it.
     ///
     /// # Errors
     /// [`Error::ReadOnly`](crate::Error::ReadOnly).

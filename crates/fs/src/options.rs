@@ -92,7 +92,8 @@ pub struct MountOptions {
     /// override it.
     pub compress: Option<Compress>,
     pub subvolume: Subvolume,
-    /// Size of the node cache (tree blocks in memory), in bytes.
+    /// Size of the node cache (tree blocks in memory), in bytes: at least 64 blocks, and none at 0,
+    /// where each search reads the devices.
     pub node_cache_bytes: u64,
     /// Size of the page cache, clean and dirty, in bytes.
     pub page_cache_bytes: u64,

@@ -17,7 +17,12 @@
 //!    of them ([`ReceiveReport`]).
 //! 3. No command reaches anything outside its subvolume: paths are names below its root, and no
 //!    symbolic link is followed.
-//! 4. An error names the command, its number and its place in the stream.
+//! 4. The parent and the sources of clones are read-only from the first command that names them
+//!    until the subvolume is complete or deleted: calls that would delete them or make them
+//!    writable fail meanwhile (`source`).
+//! 5. A server can end a receive also in the midst of a command that copies data: the size of such
+//!    a copy is in the stream, and the data is not.
+//! 6. An error names the command, its number and its place in the stream.
 //!
 //! Inodes of a received subvolume, its root among them, inherit no attributes from their
 //! directories: the stream says what they have.
@@ -25,20 +30,20 @@
 mod apply;
 mod data;
 mod finish;
-mod hidden;
+pub(crate) mod in_progress;
 mod reader;
 mod resume;
+mod serving;
 mod source;
 
 pub use reader::{CommandPlace, StreamReader};
+pub use serving::ReceiveServing;
 
 use crate::{Error, FileId, Filesystem, Result};
 use apply::Receiver;
 use butternut_format::stream::Command;
 use data::Encoded;
-use hidden::HideName;
 use reader::NextCommand;
-use std::any::Any;
 use std::io::Read;
 
 /// A subvolume that was received.
@@ -123,16 +128,17 @@ impl Filesystem {
         self.receive_checked(dir, stream, end, (None, None), report)
     }
 
-    /// As [`FilesystemExt::receive_hidden`](crate::server::FilesystemExt::receive_hidden).
-    pub(crate) fn receive_hidden<R: Read>(
+    /// As [`FilesystemExt::receive_serving`](crate::server::FilesystemExt::receive_serving).
+    pub(crate) fn receive_serving<R: Read>(
         &self,
         dir: FileId,
         stream: &mut StreamReader<R>,
         end: StreamEnd,
+        checkpoint_bytes: Option<u64>,
         report: &mut ReceiveReport,
-        hide: &dyn Fn(&[u8]) -> Box<dyn Any>,
+        serving: ReceiveServing<'_>,
     ) -> Result<()> {
-        self.receive_checked(dir, stream, end, (None, Some(HideName(hide))), report)
+        self.receive_checked(dir, stream, end, (checkpoint_bytes, Some(serving)), report)
     }
 
     /// Applies a send stream as [`Filesystem::receive_with`] does, and goes on where an earlier
@@ -164,12 +170,12 @@ impl Filesystem {
         dir: FileId,
         stream: &mut StreamReader<R>,
         end: StreamEnd,
-        (checkpoint_bytes, hide): (Option<u64>, Option<HideName<'_>>),
+        (checkpoint_bytes, serving): (Option<u64>, Option<ReceiveServing<'_>>),
         report: &mut ReceiveReport,
     ) -> Result<()> {
         let receiver = Receiver::new(self, dir, checkpoint_bytes, report);
-        let mut receiver = match hide {
-            Some(hide) => receiver.hiding(hide),
+        let mut receiver = match serving {
+            Some(serving) => receiver.serving(serving),
             None => receiver,
         };
         let applied = receive_all(&mut receiver, stream, end);

@@ -33,7 +33,7 @@ mod attributes;
 mod clones;
 mod compare;
 mod contents;
-mod in_progress;
+pub(crate) mod in_progress;
 mod inodes;
 mod names;
 mod output;

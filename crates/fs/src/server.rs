@@ -7,10 +7,9 @@ pub use crate::inode::pin::Pin;
 
 #[cfg(doc)]
 use crate::Error;
-use crate::receive::{ReceiveReport, StreamEnd, StreamReader};
+use crate::receive::{ReceiveReport, ReceiveServing, StreamEnd, StreamReader};
 use crate::{Extent, File, FileId, Filesystem, Privileges, Result, StatFs};
 use butternut_tree::ReadEpoch;
-use std::any::Any;
 use std::io::Read;
 
 /// Keeps what the last commit refers to on the devices until it is dropped, also while later ones
@@ -26,6 +25,17 @@ impl HeldCommit<'_> {
     pub fn generation(&self) -> u64 {
         self.generation
     }
+}
+
+/// Which losses of file data a sync returns, and to which other callers they are left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossReport {
+    /// As [`FilesystemExt::sync_unreported`].
+    Unreported,
+    /// As [`FilesystemExt::sync_and_keep_errors`].
+    Keep,
+    /// As [`FilesystemExt::syncfs`].
+    Syncfs,
 }
 
 /// Calls on a [`Filesystem`] for servers.
@@ -82,6 +92,22 @@ pub trait FilesystemExt {
     /// As [`sync_unreported`](Self::sync_unreported).
     fn sync_and_keep_errors(&self) -> Result<()>;
 
+    /// Writes everything back and commits, for several callers at once. Each of them then calls
+    /// [`report_losses`](Self::report_losses), also where this has failed.
+    ///
+    /// # Errors
+    /// Metadata that could not be read in writeback, data that could not be written, or a commit
+    /// that failed.
+    fn write_back_and_commit(&self) -> Result<()>;
+
+    /// Returns the loss of file data, or the failed end of writing, that a sync of one caller
+    /// returns in addition to the result of
+    /// [`write_back_and_commit`](Self::write_back_and_commit).
+    ///
+    /// # Errors
+    /// As the method that `report` names.
+    fn report_losses(&self, report: LossReport) -> Result<()>;
+
     /// Commits, and keeps what the commit refers to on the devices: another program may read it
     /// from them. What is freed meanwhile is no free space until the result is dropped.
     ///
@@ -90,19 +116,25 @@ pub trait FilesystemExt {
     fn hold_last_commit(&self) -> Result<HeldCommit<'_>>;
 
     /// Applies a send stream as [`Filesystem::receive_with`] does, in front of a cache of names,
-    /// attributes and data that would keep what the stream changes. `hide` is called with each name
-    /// in `dir` before a subvolume is made under it. What it returns is dropped when the subvolume
-    /// is complete, or deleted; until then the caller shows the name to no program.
+    /// attributes and data that would keep what the stream changes. [`ReceiveServing::hide`] is
+    /// called with each name in `dir` before a subvolume is made under it. What it returns is
+    /// dropped when the subvolume is complete, or deleted; until then the caller shows the name to
+    /// no program.
+    ///
+    /// With `checkpoint_bytes`, as [`Filesystem::receive_resumable`]: `hide` is also called with
+    /// the names of what an interrupted call has left, which programs may have seen.
     ///
     /// # Errors
-    /// As [`Filesystem::receive_with`].
-    fn receive_hidden<R: Read>(
+    /// As [`Filesystem::receive_with`]; [`Error::Receive`] with `ECANCELED`
+    /// after [`ReceiveServing::goes_on`] has returned false.
+    fn receive_serving<R: Read>(
         &self,
         dir: FileId,
         stream: &mut StreamReader<R>,
         end: StreamEnd,
+        checkpoint_bytes: Option<u64>,
         report: &mut ReceiveReport,
-        hide: &dyn Fn(&[u8]) -> Box<dyn Any>,
+        serving: ReceiveServing<'_>,
     ) -> Result<()>;
 
     /// As [`Filesystem::sync`], for syncfs(2), and for sync(2), which drops the result. All callers
@@ -221,6 +253,14 @@ impl FilesystemExt for Filesystem {
         Filesystem::sync_and_keep_errors(self)
     }
 
+    fn write_back_and_commit(&self) -> Result<()> {
+        Filesystem::write_back_and_commit(self)
+    }
+
+    fn report_losses(&self, report: LossReport) -> Result<()> {
+        Filesystem::report_losses(self, report)
+    }
+
     fn hold_last_commit(&self) -> Result<HeldCommit<'_>> {
         if self.is_writable() {
             self.sync_names()?;
@@ -231,15 +271,16 @@ impl FilesystemExt for Filesystem {
         Ok(HeldCommit { generation, _epoch: epoch })
     }
 
-    fn receive_hidden<R: Read>(
+    fn receive_serving<R: Read>(
         &self,
         dir: FileId,
         stream: &mut StreamReader<R>,
         end: StreamEnd,
+        checkpoint_bytes: Option<u64>,
         report: &mut ReceiveReport,
-        hide: &dyn Fn(&[u8]) -> Box<dyn Any>,
+        serving: ReceiveServing<'_>,
     ) -> Result<()> {
-        Filesystem::receive_hidden(self, dir, stream, end, report, hide)
+        Filesystem::receive_serving(self, dir, stream, end, checkpoint_bytes, report, serving)
     }
 
     fn set_mount_watch(&self, is_mounted: Box<dyn Fn() -> bool + Send + Sync>) {

@@ -20,10 +20,14 @@ use butternut_format::refused::{Refused, require};
 use butternut_format::root::{RootFlags, RootItem};
 use butternut_format::root_ref::RootRef;
 use butternut_format::units::TreeId;
-use butternut_names::{self as names, PathBudget, SubvolumeLink};
+use butternut_names::{self as names, NamesError, PathBudget, SubvolumeLink};
 
 /// Maximum nesting depth of subvolumes on a path.
 const NESTING_MAX: usize = 2048;
+/// Directories on the path of a subvolume that do not count for a list of many.
+const PATH_STEPS_MIN: usize = 64;
+/// Bytes of the directories on a path, at most: 16 times the longest path that system calls take.
+const PATH_BYTES_MAX: usize = 1 << 16;
 
 /// Maximum number of nested subvolumes that are listed for one subvolume.
 const CHILDREN_MAX: usize = 1 << 20;
@@ -39,7 +43,8 @@ pub struct SubvolumeInfo {
     pub dir: u64,
     pub name: Vec<u8>,
     /// The path from the top-level subvolume, without a leading `/`; "" for the top level itself;
-    /// `None` for a subvolume that is deleted and not yet cleaned.
+    /// `None` for a subvolume that is deleted and not yet cleaned, and for one in directories whose
+    /// path has more than 64 KiB or 2,048 names.
     pub path: Option<Vec<u8>>,
     pub uuid: [u8; 16],
     /// The UUID of the subvolume that this is a snapshot of; zero if there is none.
@@ -167,7 +172,21 @@ impl Filesystem {
         let link = names::parent_link(&self.forest().root_tree(), TreeId(id))?;
         let deleted = id != TOP_LEVEL && (root.refs() == 0 || link.is_none());
         let link = link.filter(|_| !deleted);
-        let path = if deleted { None } else { self.subvolume_path(id, budget)? };
+        let path = if deleted {
+            None
+        } else {
+            // Any user can make directories so deep or long that the path has no use; one of them
+            // must not hide the other subvolumes.
+            let path = |budget: &mut PathBudget| match self.subvolume_path(id, budget) {
+                Err(Error::Names(NamesError::TooMany { .. })) => Ok(None),
+                found => found,
+            };
+            match path(budget)? {
+                // The others may have used up the budget that all share.
+                None => path(&mut PathBudget::new(PATH_STEPS_MIN))?,
+                found => found,
+            }
+        };
         let link = link.as_ref().map(|SubvolumeLink { parent, dir, index, name, .. }| {
             (parent.0, RootRef { dir: *dir, index: *index, name })
         });
@@ -175,10 +194,10 @@ impl Filesystem {
     }
 
     /// Returns the path of a subvolume from the top level; `None` if it, or one of its ancestors,
-    /// has no parent.
+    /// has no parent, or the path is longer than [`PATH_BYTES_MAX`].
     fn subvolume_path(&self, id: u64, budget: &mut PathBudget) -> Result<Option<Vec<u8>>> {
         let root_tree = self.forest().root_tree();
-        let mut parts = Vec::new();
+        let (mut parts, mut bytes) = (Vec::new(), 0_usize);
         let mut at = TreeId(id);
         for _ in 0..NESTING_MAX {
             if at == TreeId::FS {
@@ -191,6 +210,10 @@ impl Filesystem {
             let Some(dir) = names::directory_path(&parent, link.dir, budget)? else {
                 return Ok(None);
             };
+            bytes = bytes.saturating_add(dir.len());
+            if bytes > PATH_BYTES_MAX {
+                return Ok(None);
+            }
             parts.push(link.name);
             if !dir.is_empty() {
                 parts.push(dir);

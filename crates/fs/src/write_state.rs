@@ -33,6 +33,7 @@ use crate::background::signal::Signal;
 use crate::inode::dirty::DirtyInodes;
 use crate::inode::idle::IdleFiles;
 use crate::inode::table::{InodeEntry, InodeState, InodeTable};
+use crate::receive::in_progress::ReceivesInProgress;
 use crate::subvolume::barrier::SnapshotBarrier;
 use crate::subvolume::listings::ListedSubvolumes;
 use crate::subvolume::merges::Merges;
@@ -65,6 +66,7 @@ pub(crate) struct WriteState {
     pub(crate) merges: Merges,
     /// What streams are made of.
     pub(crate) sent: SubvolumesSent,
+    pub(crate) receives: ReceivesInProgress,
     renames: Mutex<(), rank::Renames>,
     /// Locked while deleted subvolumes are freed.
     pub(crate) cleaning: Mutex<(), rank::Cleaning>,
@@ -125,6 +127,7 @@ impl WriteState {
             snapshots: SnapshotBarrier::default(),
             merges: Merges::default(),
             sent: SubvolumesSent::default(),
+            receives: ReceivesInProgress::default(),
             renames: Mutex::default(),
             cleaning: Mutex::default(),
             next_subvolume: Mutex::default(),
@@ -154,9 +157,25 @@ impl WriteState {
         self.end_error.lock().is_some()
     }
 
-    /// Recovers from poisoning: the list is consistent after a panic, and is only reported.
+    /// Returns the records of orphans that are left, at most one for each subvolume. Recovers from
+    /// poisoning: the list is consistent after a panic, and is only reported.
     pub(crate) fn left_orphans(&self) -> MutexGuard<'_, Vec<LeftOrphans>> {
         self.left_orphans.lock()
+    }
+
+    /// Records the orphans that are left in a subvolume, in the place of an earlier record of it:
+    /// each search for them finds all of them.
+    pub(crate) fn record_left_orphans(&self, left: LeftOrphans) {
+        let mut all = self.left_orphans();
+        let known = all.iter_mut().find(|known| known.subvolume == left.subvolume);
+        let replaced = if let Some(known) = known {
+            Some(std::mem::replace(known, left))
+        } else {
+            all.push(left);
+            None
+        };
+        drop(all);
+        drop(replaced);
     }
 
     /// Makes [`Self::is_abandoned`] true.
@@ -252,7 +271,7 @@ impl WriteState {
         }
         let (subvolume, left) = open()?;
         if let Some(left) = left {
-            self.left_orphans().push(left);
+            self.record_left_orphans(left);
         }
         Ok(self.add_subvolume(subvolume))
     }

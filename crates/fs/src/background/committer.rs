@@ -14,6 +14,7 @@ use crate::background::signal::{Signal, Work};
 use crate::error::may_block;
 use crate::filesystem::Shared;
 use crate::inode::table::InodeEntry;
+use crate::server::LossReport;
 use crate::stats::latency::Operation;
 use crate::write_state::WriteState;
 use crate::writing::Writing;
@@ -114,23 +115,37 @@ impl Filesystem {
 
     /// As [`FilesystemExt::sync_unreported`](crate::server::FilesystemExt::sync_unreported).
     pub(crate) fn sync_unreported(&self) -> Result<()> {
-        let done = self.write_back_and_commit().and_then(|()| self.take_end_error());
-        let lost = self.shared.source.take_unreported_error();
-        done.and(lost.map_or(Ok(()), |error| Err(error.into())))
+        self.sync_with(LossReport::Unreported)
     }
 
     /// As `sync_and_keep_errors` of [`FilesystemExt`](crate::server::FilesystemExt).
     pub(crate) fn sync_and_keep_errors(&self) -> Result<()> {
-        let done = self.write_back_and_commit().and_then(|()| self.check_end_error());
-        let lost = self.shared.source.peek_unreported_error();
-        done.and(lost.map_or(Ok(()), |error| Err(error.into())))
+        self.sync_with(LossReport::Keep)
     }
 
     /// As [`FilesystemExt::syncfs`](crate::server::FilesystemExt::syncfs).
     pub(crate) fn syncfs(&self) -> Result<()> {
-        let done = self.write_back_and_commit().and_then(|()| self.check_end_error());
-        let lost = self.shared.source.check_errors_and_keep(&self.shared.syncfs_errors);
-        done.and(lost.map_or(Ok(()), |error| Err(error.into())))
+        self.sync_with(LossReport::Syncfs)
+    }
+
+    fn sync_with(&self, report: LossReport) -> Result<()> {
+        let committed = self.write_back_and_commit();
+        let reported = self.report_losses(report);
+        committed.and(reported)
+    }
+
+    /// As [`FilesystemExt::report_losses`](crate::server::FilesystemExt::report_losses).
+    pub(crate) fn report_losses(&self, report: LossReport) -> Result<()> {
+        let source = &self.shared.source;
+        let (ended, lost) = match report {
+            LossReport::Unreported => (self.take_end_error(), source.take_unreported_error()),
+            LossReport::Keep => (self.check_end_error(), source.peek_unreported_error()),
+            LossReport::Syncfs => {
+                let lost = source.check_errors_and_keep(&self.shared.syncfs_errors);
+                (self.check_end_error(), lost)
+            }
+        };
+        ended.and(lost.map_or(Ok(()), |error| Err(error.into())))
     }
 
     /// As [`FilesystemExt::sync_best_effort`](crate::server::FilesystemExt::sync_best_effort).
@@ -180,7 +195,7 @@ impl Filesystem {
     /// Writes all files back and commits. A loss of file data is kept for the next sync, so the
     /// error of the commit comes first: callers that pass over losses learn of it. Does nothing on
     /// a filesystem that was abandoned, or whose writing has ended.
-    fn write_back_and_commit(&self) -> Result<()> {
+    pub(crate) fn write_back_and_commit(&self) -> Result<()> {
         let (written, committed) = self.write_back_then_commit();
         committed.and(written)
     }

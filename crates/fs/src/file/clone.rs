@@ -198,6 +198,7 @@ impl File {
         let errors_before = other.view().error_position();
         self.with_space(|| {
             self.with_pair((other, &errors_before), |pair, locked| {
+                pair.check_checksums()?;
                 let inode = pair.filesystem.attributes(pair.target)?;
                 self.may_clone_to(&inode, range.to)?;
                 let view = pair.source_view(locked)?;
@@ -242,6 +243,9 @@ impl File {
         let errors_before = other.view().error_position();
         self.with_space(|| {
             self.with_pair((other, &errors_before), |pair, locked| {
+                if bytes > 0 {
+                    pair.check_checksums()?;
+                }
                 let inode = pair.filesystem.attributes(pair.target)?;
                 self.may_clone_to(&inode, to)?;
                 let view = pair.source_view(locked)?;
@@ -299,7 +303,6 @@ impl File {
             source,
             target,
         };
-        pair.check_checksums()?;
         // What another thread was writing back has been completed by now, or is lost (law 2).
         view.error_after(errors_before).map_or(Ok(()), |error| Err(Error::from(error)))?;
         run(&pair, &mut locked)

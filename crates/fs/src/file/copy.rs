@@ -46,6 +46,29 @@ impl File {
         range: Range<u64>,
         privileges: Privileges,
     ) -> Result<u64> {
+        self.copy_parts(to, other, range, (privileges, &|| true))
+    }
+
+    /// As [`File::copy_range`]. Returns early once `goes_on` has returned false, which is called
+    /// before each part that is copied and not shared.
+    pub(crate) fn copy_range_while(
+        &self,
+        to: u64,
+        other: &Self,
+        range: Range<u64>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<u64> {
+        self.copy_parts(to, other, range, (Privileges::Keep, goes_on))
+    }
+
+    fn copy_parts(
+        &self,
+        to: u64,
+        other: &Self,
+        range: Range<u64>,
+        (privileges, goes_on): (Privileges, &dyn Fn() -> bool),
+    ) -> Result<u64> {
+        let how = (privileges, goes_on);
         let (from, bytes) = (range.start, range.end.saturating_sub(range.start));
         let too_far = || Error::InvalidArgument { what: "the range has no end" };
         let pin = self.pin()?;
@@ -60,7 +83,7 @@ impl File {
         }
         let reaches_end = from_end == size && to_end >= self.len();
         let (head, shared) = shareable(from, to, bytes, reaches_end);
-        let mut done = self.copy_bytes(to, other, from..from + head, privileges)?;
+        let mut done = self.copy_bytes(to, other, from..from + head, how)?;
         if shared > 0 && done == head {
             let range = CloneRange { from: from + head, to: to + head, bytes: shared };
             let cloned_bytes = Cell::new(0);
@@ -76,7 +99,7 @@ impl File {
                 Err(_) => return Ok(done),
             }
         }
-        match self.copy_bytes(to + done, other, from + done..from_end, privileges) {
+        match self.copy_bytes(to + done, other, from + done..from_end, how) {
             Ok(copied) => Ok(done + copied),
             Err(error) if done == 0 => Err(error),
             Err(_) => Ok(done),
@@ -95,18 +118,18 @@ impl File {
         is_same_volume && self.id() == other.id()
     }
 
-    /// Copies a range by reads and writes, and its holes as holes. Returns the number of bytes
-    /// copied.
+    /// Copies a range by reads and writes, and its holes as holes, as long as `goes_on` returns
+    /// true. Returns the number of bytes copied.
     fn copy_bytes(
         &self,
         to: u64,
         other: &Self,
         range: Range<u64>,
-        privileges: Privileges,
+        (privileges, goes_on): (Privileges, &dyn Fn() -> bool),
     ) -> Result<u64> {
         let mut buf = Vec::new();
         let mut at = range.start;
-        while at < range.end {
+        while at < range.end && goes_on() {
             let target = to + (at - range.start);
             match self.copy_piece(target, other, at..range.end, &mut buf, privileges) {
                 Ok(0) => break,

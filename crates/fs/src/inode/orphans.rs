@@ -99,7 +99,7 @@ impl Filesystem {
         }
         let owner = Owner::Shared(FileId::root_of(id));
         if let Some(left) = self.delete_orphans(write_state, owner, goes_on) {
-            write_state.left_orphans().push(left);
+            write_state.record_left_orphans(left);
         }
     }
 
@@ -584,23 +584,24 @@ mod tests {
         assert_eq!(bytes, vec![7; 8192]);
     }
 
-    /// The call that removes the second file returns before the cleaner has deleted it.
-    #[test]
-    fn a_create_at_a_limit_waits_for_the_orphans_that_are_queued() {
-        let fs = filesystem_with(MountOptions::default().commit_seconds(3600));
-        assert!(fs.enable_quotas().unwrap());
+    /// Makes a subvolume with two files of 1 MiB, `a` and `b`, and commits.
+    fn subvolume_with_two_files(fs: &Filesystem) -> u64 {
         let sub = fs.create_subvolume(fs.root(), b"sub", &NewInode::new(0o755)).unwrap();
-        let dir = FileId::root_of(sub);
         for name in [&b"a"[..], b"b"] {
-            let id = fs.create(dir, name, &NewInode::new(0o644)).unwrap();
+            let id = fs.create(FileId::root_of(sub), name, &NewInode::new(0o644)).unwrap();
             fs.open_file(id).unwrap().write_at(0, &vec![1; 1 << 20]).unwrap();
         }
         fs.sync().unwrap();
-        limit_to_usage(&fs, sub);
+        sub
+    }
+
+    /// Creates a file in `sub`, which is at its limit, while both files are removed from `other`
+    /// and cannot be deleted until the creation has ended or waits for that.
+    fn create_beside_removals(fs: &Filesystem, sub: u64, other: u64) {
         let write_state = fs.write_state().unwrap();
         let stops_eviction = write_state.merges.exclude();
-        let removers = remove_two(&fs, dir, [b"a", b"b"]);
-        let creator = fs.clone();
+        let removers = remove_two(fs, FileId::root_of(other), [b"a", b"b"]);
+        let (creator, dir) = (fs.clone(), FileId::root_of(sub));
         let creating = thread::spawn(move || creator.create(dir, b"c", &NewInode::new(0o644)));
         wait_until(|| creating.is_finished() || write_state.cleaner.is_awaited());
         drop(stops_eviction);
@@ -608,6 +609,16 @@ mod tests {
         for thread in removers {
             thread.join().unwrap();
         }
+    }
+
+    /// The call that removes the second file returns before the cleaner has deleted it.
+    #[test]
+    fn a_create_at_a_limit_waits_for_the_orphans_that_are_queued() {
+        let fs = filesystem_with(MountOptions::default().commit_seconds(3600));
+        assert!(fs.enable_quotas().unwrap());
+        let sub = subvolume_with_two_files(&fs);
+        limit_to_usage(&fs, sub);
+        create_beside_removals(&fs, sub, sub);
         fs.close().unwrap();
     }
 
@@ -730,31 +741,43 @@ mod tests {
     fn a_create_at_a_limit_of_simple_quotas_waits_for_orphans_of_other_subvolumes() {
         let fs = filesystem_with(MountOptions::default().commit_seconds(3600));
         assert!(fs.enable_simple_quotas().unwrap());
-        let sub = fs.create_subvolume(fs.root(), b"sub", &NewInode::new(0o755)).unwrap();
-        let dir = FileId::root_of(sub);
-        for name in [&b"a"[..], b"b"] {
-            let id = fs.create(dir, name, &NewInode::new(0o644)).unwrap();
-            fs.open_file(id).unwrap().write_at(0, &vec![1; 1 << 20]).unwrap();
-        }
-        fs.sync().unwrap();
+        let sub = subvolume_with_two_files(&fs);
         let snap = fs.snapshot(sub, fs.root(), b"snap", SnapshotAccess::ReadWrite).unwrap();
-        let write_state = fs.write_state().unwrap();
         for name in [&b"a"[..], b"b"] {
-            fs.unlink(dir, name).unwrap();
+            fs.unlink(FileId::root_of(sub), name).unwrap();
         }
-        write_state.cleaner.wait_until_evicted(&BTreeSet::clone);
+        fs.write_state().unwrap().cleaner.wait_until_evicted(&BTreeSet::clone);
         fs.sync().unwrap();
         limit_to_usage(&fs, sub);
-        let stops_eviction = write_state.merges.exclude();
-        let removers = remove_two(&fs, FileId::root_of(snap), [b"a", b"b"]);
-        let creator = fs.clone();
-        let creating = thread::spawn(move || creator.create(dir, b"c", &NewInode::new(0o644)));
-        wait_until(|| creating.is_finished() || write_state.cleaner.is_awaited());
-        drop(stops_eviction);
-        creating.join().unwrap().unwrap();
-        for thread in removers {
-            thread.join().unwrap();
+        create_beside_removals(&fs, sub, snap);
+        fs.close().unwrap();
+    }
+
+    /// `WriteState::left_orphans` has at most one record for each subvolume.
+    #[test]
+    fn orphans_that_streams_leave_again_and_again_are_recorded_once() {
+        let injector = EnospcInjector::default();
+        let options = MountOptions::default().commit_seconds(0);
+        let fs = filesystem_with(options.enospc_injector(Some(injector.clone())));
+        let root = fs.root();
+        let sub = fs.create_subvolume(root, b"sub", &NewInode::new(0o755)).unwrap();
+        let id = fs.create(FileId::root_of(sub), b"file", &NewInode::new(0o644)).unwrap();
+        let file = fs.open_file(id).unwrap();
+        fs.unlink(FileId::root_of(sub), b"file").unwrap();
+        // As a crash during the snapshot leaves it: with its orphan.
+        let write_state = fs.write_state().unwrap();
+        write_state.sent.add(&[sub + 1]);
+        let snap = fs.snapshot(sub, root, b"snap", SnapshotAccess::ReadOnly).unwrap();
+        assert_eq!(snap, sub + 1);
+        write_state.sent.remove(&[snap]);
+        for _ in 0..3 {
+            // As a stream that ends: its drop requests the orphans, and the cleaner looks for them.
+            injector.fail_from(1);
+            fs.delete_orphans_of_read_only(write_state, snap);
+            injector.fail_none();
         }
+        assert_eq!(write_state.left_orphans().len(), 1);
+        drop(file);
         fs.close().unwrap();
     }
 }

@@ -13,7 +13,10 @@
 //!    inode has its entry, with the attributes set and the state locked, before any name leads to
 //!    it. So a thread that finds the name meanwhile finds the same entry, and waits for the inode
 //!    lock. An entry that nothing else refers to may leave the table if its inode exists; it is
-//!    clean then, and no error of writeback in it is left to report.
+//!    clean then, and no error of writeback in it is left to report (an idle file loses its state,
+//!    and such an error, when too many others have one). Only the list of idle files
+//!    has weak references, and may refer to an entry from then on: it takes nothing from the entry
+//!    but the state of the data, which has ended and whose drop leaves the inode's pages alone.
 //! 2. A thread that changes an inode holds its inode lock exclusively, and has read its attributes
 //!    before it changes a tree. (A thread that shares the lock changes only times, flags and the
 //!    byte count, with [`InodeEntry::update`].) So attributes that are read from a tree never

@@ -108,6 +108,9 @@ impl Filesystem {
                 check_kind(FileKind::Directory)?;
                 return self.remove_placeholder(write_state, &subvolume, &parent, name);
             }
+            if found.0.is_subvolume_root() {
+                check_kind(FileKind::Directory)?;
+            }
             let Some(target) = self.entry_target(write_state, dir, name, found)? else { continue };
             let mut locked = LockedInodes::lock(&[&parent, &target.entry]);
             // The thread that had the directory locked before may have changed the entry.

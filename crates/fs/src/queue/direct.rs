@@ -223,7 +223,9 @@ impl Queue {
         };
         let needs_stable = write.wants_checksums() || self.core.has_copies(write.logical());
         if needs_stable && falls_back {
-            write.fail(file.source());
+            if let Some(data) = &state.file {
+                data.refuse_direct_write(write);
+            }
             return Ok(WritePath::Cached);
         }
         let is_fit = is_reachable(buffer) && (is_stable || !needs_stable);

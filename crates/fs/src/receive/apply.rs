@@ -1,8 +1,10 @@
 //! [`Receiver`]: applies the commands of a stream to subvolumes.
 
 use super::data::{clone_range, fallocate};
-use super::hidden::{HiddenName, HideName};
+use super::in_progress::ReceiveInProgress;
 use super::resume::{Checkpoint, Progress};
+use super::serving::{HiddenName, ReceiveServing};
+use super::source::Source;
 use super::{ReceiveReport, ReceivedSubvolume, Unfinished, decode_write};
 use crate::{
     Error, File, FileId, FileKind, Filesystem, NewInode, RenameFlags, Result, SetAttributes,
@@ -13,6 +15,7 @@ use butternut_format::refused::{Refused, require};
 use butternut_format::stream::{Command, components};
 use butternut_format::uuid::Uuid;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// Permission bits of new inodes until the stream sets them.
 const FILE_PERMISSIONS: u32 = 0o600;
@@ -26,8 +29,10 @@ pub(super) struct Receiver<'a, 'r> {
     /// The directory in which the subvolumes are made.
     dir: FileId,
     current: Option<Current>,
-    /// The subvolumes that clones of the current one refer to.
-    sources: HashMap<Uuid, u64>,
+    /// The subvolumes that the commands of the current one refer to, its parent among them.
+    sources: HashMap<Uuid, Source<'a>>,
+    /// Set while the current subvolume has checkpoints.
+    in_progress: Option<ReceiveInProgress<'a>>,
     pub(super) report: &'r mut ReceiveReport,
     /// Make a checkpoint after this number of bytes of the stream; `None` makes none.
     checkpoint_bytes: Option<u64>,
@@ -35,8 +40,8 @@ pub(super) struct Receiver<'a, 'r> {
     is_present: bool,
     /// The commands since the one that began the subvolume.
     progress: Progress,
-    /// Hides the name of a subvolume that is not complete from the programs of a mount.
-    hide: Option<HideName<'a>>,
+    /// A server receives, for the programs of a mount.
+    serving: Option<ReceiveServing<'a>>,
 }
 
 /// The subvolume that the commands change.
@@ -69,23 +74,25 @@ impl<'a, 'r> Receiver<'a, 'r> {
         report: &'r mut ReceiveReport,
     ) -> Self {
         let (progress, sources) = (Progress::default(), HashMap::new());
-        let (current, is_present, hide) = (None, false, None);
+        let (current, is_present, serving, in_progress) = (None, false, None, None);
         Self {
             filesystem,
             dir,
             current,
             sources,
+            in_progress,
             report,
             checkpoint_bytes,
             is_present,
             progress,
-            hide,
+            serving,
         }
     }
 
-    /// Hides the names of subvolumes until they are complete, or deleted.
-    pub(super) fn hiding(self, hide: HideName<'a>) -> Self {
-        Self { hide: Some(hide), ..self }
+    /// Hides the names of subvolumes until they are complete, or deleted, and asks whether to go on
+    /// while a command takes long.
+    pub(super) fn serving(self, serving: ReceiveServing<'a>) -> Self {
+        Self { serving: Some(serving), ..self }
     }
 
     /// Applies a command of the stream that has `bytes` bytes, or skips it where the subvolume has
@@ -140,8 +147,9 @@ impl<'a, 'r> Receiver<'a, 'r> {
         }
         filesystem.require_written(current.id)?;
         let name = current.applied.name(current.uuid);
+        let _hidden = self.serving.map(|serving| serving.hide_name(&name));
         filesystem.snapshot(current.id, self.dir, &name, SnapshotAccess::ReadOnly)?;
-        let found = filesystem.checkpoints(self.dir, current.uuid)?;
+        let found = filesystem.checkpoints(self.dir, current.uuid, self.serving)?;
         current.checkpoints = filesystem.keep_last(self.dir, found)?;
         Ok(())
     }
@@ -168,6 +176,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
     /// stream uses it as its parent, and is returned.
     fn discard(&mut self) -> Option<Unfinished> {
         let Current { id, name, open, hidden, .. } = self.current.take()?;
+        self.sources.clear();
         drop(open);
         // Another thread may have given the name to another subvolume.
         let deleted = self.filesystem.delete_subvolume_of_id(self.dir, &name, id);
@@ -180,6 +189,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
         // The caller may abandon what is not committed, and with it the space. Lost data of other
         // files is left for a call that returns the error.
         let committed = cleaned.and_then(|_| self.filesystem.sync_names());
+        self.in_progress = None;
         committed.err().map(|error| Unfinished { name, error })
     }
 
@@ -236,6 +246,14 @@ impl<'a, 'r> Receiver<'a, 'r> {
             return Err(Error::Stream(refused));
         };
         let is_resumable = self.checkpoint_bytes.is_some();
+        // That of the last subvolume ends first.
+        self.in_progress = None;
+        if is_resumable {
+            self.in_progress = Some(ReceiveInProgress::begin(
+                &self.filesystem.write_state()?.receives,
+                (self.dir, uuid),
+            )?);
+        }
         if is_resumable && self.is_complete(name, uuid, ctransid)? {
             self.is_present = true;
             self.report.present += 1;
@@ -243,25 +261,26 @@ impl<'a, 'r> Receiver<'a, 'r> {
         }
         let source = match parent {
             None => None,
-            Some((uuid, id)) => Some(self.filesystem.find_source("CLONE_UUID", uuid, id)?),
+            Some((uuid, ctransid)) => {
+                let found = self.source(uuid, ctransid)?;
+                Some((found.id, Uuid(found.uuid)))
+            }
         };
         let mut checkpoints = Vec::new();
         if is_resumable {
-            let source = source.as_ref().map(|source| source.id);
-            checkpoints = self.prepare(name, uuid, source)?;
+            checkpoints = self.prepare(name, uuid, source.map(|(id, _)| id))?;
         }
         let last = checkpoints.last();
         // Of one command: no later one is skipped, so nothing else compares it (law 2 of `resume`).
         if let Some(last) = last.filter(|last| last.progress.commands <= self.progress.commands) {
             self.progress.require(last.progress)?;
         }
-        let hidden = match &self.hide {
-            // A name that exists stays visible.
-            Some(_) if self.filesystem.lookup(self.dir, name).is_ok() => return Err(Error::Exists),
-            Some(hide) => Some(hide.hide(name)),
-            None => None,
-        };
-        let origin = last.map(|last| last.id).or(source.as_ref().map(|source| source.id));
+        // A name that exists stays visible.
+        if self.serving.is_some() && self.filesystem.lookup(self.dir, name).is_ok() {
+            return Err(Error::Exists);
+        }
+        let hidden = self.serving.map(|serving| serving.hide_name(name));
+        let origin = last.map(|last| last.id).or(source.map(|(id, _)| id));
         let access = SnapshotAccess::ReadWrite;
         let made = match origin {
             None => self.filesystem.create_subvolume(self.dir, name, &NewInode::new(0o755)),
@@ -271,7 +290,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
         let kept = last.map(|last| last.progress.commands);
         let id = made.inspect_err(|_| self.report.resumable = kept)?;
         let applied = last.map_or(self.progress, |last| last.progress);
-        let parent_uuid = last.map(|_| source.map_or(Uuid([0; 16]), |source| Uuid(source.uuid)));
+        let parent_uuid = last.map(|_| source.map_or(Uuid([0; 16]), |(_, uuid)| uuid));
         let (name, is_snapshot) = (name.to_vec(), parent.is_some());
         let (bytes, open) = (0, None);
         self.current = Some(Current {
@@ -299,7 +318,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
             info.read_only && info.received_uuid == uuid.0 && info.sent_generation == ctransid
         });
         if is_complete {
-            let left = self.filesystem.checkpoints(self.dir, uuid)?;
+            let left = self.filesystem.checkpoints(self.dir, uuid, self.serving)?;
             self.filesystem.delete_checkpoints(self.dir, &left)?;
         }
         Ok(is_complete)
@@ -309,15 +328,22 @@ impl<'a, 'r> Receiver<'a, 'r> {
     /// new one if there is none.
     fn prepare(&self, name: &[u8], uuid: Uuid, source: Option<u64>) -> Result<Vec<Checkpoint>> {
         let filesystem = self.filesystem;
-        let mut found = filesystem.checkpoints(self.dir, uuid)?;
+        let mut found = filesystem.checkpoints(self.dir, uuid, self.serving)?;
         if let Some(info) = filesystem.received_at(self.dir, name)? {
             if !found.iter().any(|checkpoint| checkpoint.is_of(&info)) {
                 return Err(Error::Exists);
             }
+            let _hidden = self.serving.map(|serving| serving.hide_name(name));
             filesystem.delete_subvolume_of_id(self.dir, name, info.id)?;
         }
+        // A crash has left the first one so, or a program has made it writable, and may have
+        // changed it.
+        let (kept, writable) = found.into_iter().partition::<Vec<_>, _>(|one| one.is_read_only);
+        filesystem.delete_checkpoints(self.dir, &writable)?;
+        found = kept;
         if found.is_empty() {
             let name = self.progress.name(uuid);
+            let _hidden = self.serving.map(|serving| serving.hide_name(&name));
             match source {
                 None => {
                     filesystem.create_subvolume(self.dir, &name, &NewInode::new(0o755))?;
@@ -327,7 +353,11 @@ impl<'a, 'r> Receiver<'a, 'r> {
                     filesystem.snapshot(source, self.dir, &name, SnapshotAccess::ReadWrite)?;
                 }
             }
-            found = filesystem.checkpoints(self.dir, uuid)?;
+            found = filesystem.checkpoints(self.dir, uuid, self.serving)?;
+            if let Some(first) = found.last() {
+                // Programs could change it after an interruption.
+                filesystem.set_subvolume_read_only(first.id, true)?;
+            }
         }
         filesystem.keep_last(self.dir, found)
     }
@@ -351,6 +381,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
         };
         let received = ReceivedSubvolume { id, name, uuid: uuid.0, is_snapshot };
         self.report.subvolumes.push(received);
+        self.sources.clear();
         self.filesystem.delete_checkpoints(self.dir, &checkpoints)
     }
 
@@ -410,15 +441,18 @@ impl<'a, 'r> Receiver<'a, 'r> {
 
     fn clone_source(&mut self, uuid: Uuid, ctransid: u64) -> Result<u64> {
         let current = self.current()?;
-        if current.uuid == uuid {
-            return Ok(current.id);
-        }
-        if let Some(known) = self.sources.get(&uuid) {
-            return Ok(*known);
-        }
-        let found = self.filesystem.find_source("CLONE_UUID", uuid, ctransid)?.id;
-        self.sources.insert(uuid, found);
-        Ok(found)
+        if current.uuid == uuid { Ok(current.id) } else { Ok(self.source(uuid, ctransid)?.id) }
+    }
+
+    /// Returns a subvolume that the stream refers to, which stays as it is from the first command
+    /// that refers to it until the current subvolume is complete or deleted.
+    fn source(&mut self, uuid: Uuid, ctransid: u64) -> Result<&Source<'a>> {
+        Ok(match self.sources.entry(uuid) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                place.insert(self.filesystem.keep_source("CLONE_UUID", uuid, ctransid)?)
+            }
+        })
     }
 
     /// Applies a command that writes data.
@@ -444,7 +478,8 @@ impl<'a, 'r> Receiver<'a, 'r> {
                 let end = clone_offset.checked_add(len).ok_or_else(|| {
                     Error::Stream(Refused::new("CLONE_OFFSET + CLONE_LEN", "above 2^64", "less"))
                 })?;
-                clone_range(self.file(path)?, offset, &source, clone_offset..end)
+                let goes_on = self.serving.map_or(&(|| true) as &dyn Fn() -> bool, |s| s.goes_on);
+                clone_range(self.file(path)?, offset, &source, clone_offset..end, goes_on)
             }
             Command::Fallocate { path, mode, offset, len } => {
                 fallocate(self.file(path)?, mode, offset, len)

@@ -1,5 +1,6 @@
 //! The commands that write data: compressed data, cloned ranges, fallocate(2).
 
+use super::serving::check;
 use crate::{Allocate, Error, File, Result};
 use butternut_file::compress::{Origin, decompress};
 use butternut_format::file_extent::{COMPRESSED_BYTES_MAX, Compression};
@@ -78,14 +79,21 @@ impl<'a> Encoded<'a> {
 }
 
 /// Makes a range of `file` equal to the range `from` of `source`, at `to`. Whole blocks are shared
-/// where both files allow it, and the rest is copied.
-pub(super) fn clone_range(file: &File, to: u64, source: &File, from: Range<u64>) -> Result<()> {
+/// where both files allow it, and the rest is copied, as long as `goes_on` returns true.
+pub(super) fn clone_range(
+    file: &File,
+    to: u64,
+    source: &File,
+    from: Range<u64>,
+    goes_on: &dyn Fn() -> bool,
+) -> Result<()> {
     let bytes = from.end.saturating_sub(from.start);
     let mut done = 0;
     while done < bytes {
         let at = |start: u64| start.saturating_add(done);
         // A copy that is cut short has an error, or the source ends: the next one tells.
-        let copied = file.copy_range(at(to), source, at(from.start), bytes - done)?;
+        let copied = file.copy_range_while(at(to), source, at(from.start)..from.end, goes_on)?;
+        check(goes_on)?;
         if copied == 0 {
             let want = format_args!("{bytes}, the source ends").to_string();
             return Err(Error::Stream(Refused::new("CLONE_LEN", done, want)));

@@ -15,7 +15,13 @@
 //! 3. A subvolume that a crash has left is deleted only if its UUID or that of its origin says that
 //!    a checkpoint was made from it or it from the checkpoint.
 //! 4. The checkpoints of a source are deleted when its subvolume is complete.
+//! 5. A checkpoint is read-only, so that no program changes what a receive begins with; one that is
+//!    writable is not used. On a mount, no program sees a checkpoint while a receive makes, uses or
+//!    deletes it. What an interrupted receive has left is visible, so that it can be deleted.
+//! 6. One receive at a time uses the checkpoints of a source in a directory
+//!    ([`super::in_progress`]).
 
+use super::serving::{HiddenName, ReceiveServing};
 use crate::{Error, FIRST_ENTRY, FileId, Filesystem, Result, SubvolumeInfo};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::refused::Refused;
@@ -34,7 +40,7 @@ pub(super) struct Progress {
 }
 
 /// A checkpoint in the directory of the subvolumes.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Checkpoint {
     pub(super) id: u64,
     pub(super) name: Vec<u8>,
@@ -42,6 +48,9 @@ pub(super) struct Checkpoint {
     uuid: [u8; 16],
     /// The UUID of the subvolume that it was made from.
     origin: [u8; 16],
+    pub(super) is_read_only: bool,
+    /// On a mount, the name is hidden until this is dropped (law 5).
+    hidden: Option<HiddenName>,
 }
 
 impl Progress {
@@ -89,8 +98,13 @@ impl Progress {
 }
 
 impl Filesystem {
-    /// Returns the checkpoints of a source in a directory, the last one last.
-    pub(super) fn checkpoints(&self, dir: FileId, uuid: Uuid) -> Result<Vec<Checkpoint>> {
+    /// Returns the checkpoints of a source in a directory, the last one last, and hides them.
+    pub(super) fn checkpoints(
+        &self,
+        dir: FileId,
+        uuid: Uuid,
+        serving: Option<ReceiveServing<'_>>,
+    ) -> Result<Vec<Checkpoint>> {
         let mut found = Vec::new();
         for entry in self.read_dir(dir, FIRST_ENTRY)? {
             let entry = entry?;
@@ -103,7 +117,17 @@ impl Filesystem {
             // A received subvolume of such a name is none: it has another content.
             if info.received_uuid == [0; 16] {
                 let (id, uuid, origin) = (id.subvolume, info.uuid, info.parent_uuid);
-                found.push(Checkpoint { id, name: entry.name, progress, uuid, origin });
+                let is_read_only = info.read_only;
+                let hidden = serving.map(|serving| serving.hide_name(&entry.name));
+                found.push(Checkpoint {
+                    id,
+                    name: entry.name,
+                    progress,
+                    uuid,
+                    origin,
+                    is_read_only,
+                    hidden,
+                });
             }
         }
         found.sort_by_key(|checkpoint| checkpoint.progress.commands);
@@ -134,7 +158,7 @@ impl Filesystem {
         Ok(last.into_iter().collect())
     }
 
-    /// Deletes checkpoints, and frees their space.
+    /// Deletes checkpoints, and frees their space. On a mount, the cleaner frees it.
     pub(super) fn delete_checkpoints(&self, dir: FileId, all: &[Checkpoint]) -> Result<()> {
         if all.is_empty() {
             return Ok(());
@@ -142,7 +166,8 @@ impl Filesystem {
         for Checkpoint { id, name, .. } in all {
             self.delete_subvolume_of_id(dir, name, *id)?;
         }
-        self.clean_subvolumes().map(drop)
+        let is_mounted = all.iter().any(|checkpoint| checkpoint.hidden.is_some());
+        if is_mounted { Ok(()) } else { self.clean_subvolumes().map(drop) }
     }
 }
 

@@ -5,7 +5,9 @@
 //!
 //! 1. From the begin of a stream to its end, the subvolume, its parent and its clone sources stay
 //!    read-only, and none of them is deleted: such calls fail as in the kernel. No orphan in them
-//!    is deleted either, so their trees do not change.
+//!    is deleted either, so their trees do not change. That holds for the parent and the clone
+//!    sources of a stream that is received, too, from the first command that names them on
+//!    (`receive/source.rs`).
 //! 2. A stream begins while operations that write and merges are excluded, as deletions and changes
 //!    of subvolumes do ([`crate::subvolume`]). So such a call comes before the stream, which fails
 //!    then, or finds it. Nothing is excluded while the stream is made.
@@ -16,7 +18,7 @@ use crate::{Filesystem, Result};
 
 /// The subvolumes of one stream, which do not change until this is dropped.
 #[derive(Debug)]
-pub(super) struct StreamInProgress<'a> {
+pub(crate) struct StreamInProgress<'a> {
     write_state: &'a WriteState,
     ids: Vec<u64>,
 }
@@ -35,7 +37,7 @@ impl Filesystem {
     ///
     /// # Errors
     /// One of them does not exist, or is writable.
-    pub(super) fn begin_stream(&self, ids: Vec<u64>) -> Result<Option<StreamInProgress<'_>>> {
+    pub(crate) fn begin_stream(&self, ids: Vec<u64>) -> Result<Option<StreamInProgress<'_>>> {
         let Some(write_state) = &self.shared.write_state else { return Ok(None) };
         // Finding their paths may wait for devices: at first with nothing excluded.
         for id in &ids {

@@ -1,4 +1,8 @@
 //! [`DiskUsage`]: the space of files, shared and exclusive.
+//!
+//! Shared ranges are kept, so that each byte is counted once for all files. Those that overlap or
+//! touch are merged before there are twice as many as the last merge has left, so memory grows with
+//! the ranges of the volume, and not with the number of files and snapshots that share them.
 
 use crate::space::backref::{Backrefs, on_disk};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
@@ -16,6 +20,52 @@ struct SharedRange {
     end: u64,
 }
 
+/// Ranges that are not merged until there are this many.
+const RANGES_MIN: usize = 1024;
+
+/// Shared ranges, in no order. Two of them are equal if they contain the same bytes.
+#[derive(Clone, Debug, Default)]
+struct SharedRanges {
+    ranges: Vec<SharedRange>,
+    /// Their number after the last merge.
+    merged: usize,
+}
+
+impl SharedRanges {
+    fn add(&mut self, more: &[SharedRange]) {
+        self.ranges.extend_from_slice(more);
+        if self.ranges.len() > self.merged.max(RANGES_MIN) * 2 {
+            self.merge();
+        }
+    }
+
+    fn merge(&mut self) {
+        self.ranges.sort_unstable();
+        self.ranges.dedup_by(|next, last| {
+            let joins = next.compressed == last.compressed && next.start <= last.end;
+            if joins {
+                last.end = last.end.max(next.end);
+            }
+            joins
+        });
+        self.merged = self.ranges.len();
+    }
+
+    fn merged(&self) -> Self {
+        let mut merged = self.clone();
+        merged.merge();
+        merged
+    }
+}
+
+impl PartialEq for SharedRanges {
+    fn eq(&self, other: &Self) -> bool {
+        self.merged().ranges == other.merged().ranges
+    }
+}
+
+impl Eq for SharedRanges {}
+
 /// The space of one or more files. Inline data and holes are not counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -24,7 +74,7 @@ pub struct DiskUsage {
     pub total_bytes: u64,
     /// Bytes among these that nothing else refers to.
     pub exclusive_bytes: u64,
-    shared: Vec<SharedRange>,
+    shared: SharedRanges,
 }
 
 impl DiskUsage {
@@ -32,7 +82,7 @@ impl DiskUsage {
     pub fn add(&mut self, other: &Self) {
         self.total_bytes = self.total_bytes.saturating_add(other.total_bytes);
         self.exclusive_bytes = self.exclusive_bytes.saturating_add(other.exclusive_bytes);
-        self.shared.extend_from_slice(&other.shared);
+        self.shared.add(&other.shared.ranges);
     }
 
     /// Counts an extent that a mounted volume has told of: an address, or a compressed extent and
@@ -48,25 +98,16 @@ impl DiskUsage {
     /// Returns the bytes of the shared extents ("Set shared"), each byte counted once for all
     /// files.
     pub fn set_shared_bytes(&self) -> u64 {
-        let mut ranges = self.shared.clone();
-        ranges.sort_unstable();
-        let (mut total, mut reached, mut within) = (0_u64, 0_u64, None);
-        for range in ranges {
-            if within != range.compressed {
-                (within, reached) = (range.compressed, 0);
-            }
-            let start = range.start.max(reached);
-            total = total.saturating_add(range.end.saturating_sub(start));
-            reached = reached.max(range.end);
-        }
-        total
+        let ranges = self.shared.merged().ranges;
+        let bytes = ranges.iter().map(|range| range.end.saturating_sub(range.start));
+        bytes.fold(0, u64::saturating_add)
     }
 
     fn count(&mut self, range: SharedRange, is_shared: bool) {
         let bytes = range.end.saturating_sub(range.start);
         self.total_bytes = self.total_bytes.saturating_add(bytes);
         if is_shared {
-            self.shared.push(range);
+            self.shared.add(&[range]);
         } else {
             self.exclusive_bytes = self.exclusive_bytes.saturating_add(bytes);
         }
@@ -143,5 +184,20 @@ mod tests {
         assert_eq!(usage.set_shared_bytes(), 8192 + 100);
         assert_eq!(both.set_shared_bytes(), 8193 + 100);
         assert_eq!(both.exclusive_bytes, 0);
+    }
+
+    /// As of a directory with 1000 snapshots that share all extents.
+    #[test]
+    fn shared_ranges_take_the_memory_of_distinct_ones() {
+        let mut sum = DiskUsage::default();
+        for _snapshot in 0..1000 {
+            let mut of_snapshot = DiskUsage::default();
+            for extent in 0..1000_u64 {
+                of_snapshot.add_extent(extent << 20, None, 4096, true);
+            }
+            sum.add(&of_snapshot);
+        }
+        assert_eq!(sum.set_shared_bytes(), 1000 * 4096);
+        assert!(sum.shared.ranges.len() <= 4096, "{}", sum.shared.ranges.len());
     }
 }

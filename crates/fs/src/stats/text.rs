@@ -1,4 +1,4 @@
-//! [`Stats`] as text for people.
+//! [`Stats`] as text for people. The alternate form (`{:#}`) says what each number means.
 
 use super::Stats;
 use super::metrics::DEVICE;
@@ -15,7 +15,7 @@ impl Display for Stats {
             for metric in metrics {
                 let of = metric.label.map_or(String::new(), |(_, label)| format!("_{label}"));
                 let name = format!("{}{of}", metric.name);
-                writeln!(f, "  {name:<26} {:>14}", metric.value)?;
+                write_line(f, &name, &metric.value, metric.what)?;
             }
         }
         for device in &self.devices {
@@ -25,17 +25,25 @@ impl Display for Stats {
                 let value = (metric.of)(device);
                 // Error counts of 0 are left out, so that other counts stand out.
                 if value > 0 || !metric.name.ends_with("_errors") {
-                    writeln!(f, "  {:<26} {value:>14}", metric.name)?;
+                    write_line(f, metric.name, &value, metric.what)?;
                 }
             }
         }
         self.write_latency(f)?;
         writeln!(f, "tunables")?;
         for tunable in self.tunables.named() {
-            writeln!(f, "  {:<26} {:>14}", tunable.key, tunable.value)?;
+            write_line(f, tunable.key, &tunable.value, tunable.what)?;
         }
         Ok(())
     }
+}
+
+fn write_line(f: &mut Formatter<'_>, name: &str, value: &dyn Display, what: &str) -> fmt::Result {
+    write!(f, "  {name:<26} {value:>14}")?;
+    if f.alternate() {
+        write!(f, "  {what}")?;
+    }
+    writeln!(f)
 }
 
 impl Stats {
@@ -44,6 +52,9 @@ impl Stats {
         write!(f, "{:<16}", "latency")?;
         for word in head {
             write!(f, " {word:>10}")?;
+        }
+        if f.alternate() {
+            write!(f, "  Times from the request to its reply.")?;
         }
         writeln!(f)?;
         for (operation, times) in self.latency.iter().filter(|(_, times)| times.count > 0) {

@@ -40,8 +40,9 @@ impl Filesystem {
     /// # Errors
     /// [`Error::NotFound`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] if the name is no
     /// subvolume's; [`Error::NotEmpty`] if other subvolumes are inside it;
-    /// [`Error::NotPermitted`] if it is the default subvolume or is being sent, or it or the
-    /// directory is immutable or append-only; [`Error::Busy`] if it is the root of this handle.
+    /// [`Error::NotPermitted`] if it is the default subvolume or is being sent, or is the parent or
+    /// a clone source of a stream that is being received, or it or the directory is immutable or
+    /// append-only; [`Error::Busy`] if it is the root of this handle.
     pub fn delete_subvolume(&self, dir: FileId, name: &[u8]) -> Result<u64> {
         self.delete_named(dir, name, Wanted::Any)
     }

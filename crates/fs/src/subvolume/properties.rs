@@ -40,7 +40,8 @@ impl Filesystem {
     ///
     /// # Errors
     /// [`Error::NoSubvolume`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] for the top level;
-    /// [`Error::NotPermitted`] if it is to be writable and is being sent;
+    /// [`Error::NotPermitted`] if it is to be writable and is being sent, or is the parent or a
+    /// clone source of a stream that is being received;
     /// data that is lost during the call because it cannot be written back.
     pub fn set_subvolume_read_only(&self, id: u64, read_only: bool) -> Result<()> {
         let write_state = self.may_begin()?;

@@ -1,5 +1,5 @@
-//! [`SubvolumesSent`]: the subvolumes that streams are made of, on a volume that is open for
-//! writing.
+//! [`SubvolumesSent`]: the subvolumes that streams are made of, and those that received streams
+//! refer to, on a volume that is open for writing.
 //!
 //! Left to others: the laws, and the begin and the end of a stream (`send/in_progress`).
 
@@ -7,22 +7,22 @@ use crate::{Error, Result};
 use butternut_sys::lock::{Mutex, rank};
 use std::collections::BTreeMap;
 
-/// The subvolumes that are being sent, and the number of streams of each.
+/// The subvolumes that streams in progress read, and the number of streams of each.
 #[derive(Debug, Default)]
 pub(crate) struct SubvolumesSent {
     streams: Mutex<BTreeMap<u64, usize>, rank::SubvolumesSent>,
 }
 
 impl SubvolumesSent {
-    /// Returns whether a stream is made of a subvolume.
+    /// Returns whether a stream reads a subvolume.
     pub(crate) fn has(&self, id: u64) -> bool {
         self.streams.lock().contains_key(&id)
     }
 
-    /// Fails if a stream is made of a subvolume. The caller excludes operations that write.
+    /// Fails if a stream reads a subvolume. The caller excludes operations that write.
     pub(crate) fn require_none(&self, id: u64) -> Result<()> {
         if self.has(id) {
-            return Err(Error::NotPermitted { what: "it is being sent" });
+            return Err(Error::NotPermitted { what: "a send or a receive reads it" });
         }
         Ok(())
     }

@@ -12,38 +12,59 @@ fn open(volume: &TestVolume) -> Filesystem {
     Filesystem::open_devices(volume.devices(), &options).unwrap()
 }
 
-/// A search for the files of an extent does not read what a deletion has freed.
-#[test]
-fn a_search_for_files_reads_no_leaf_that_a_deletion_has_freed() {
-    const BLOCKS: u64 = 4096;
-    let volume = TestVolume::new();
-    let fs = open(&volume);
+/// Makes a subvolume `one` with a file of one extent, and its snapshot `two`; then `one` changes
+/// every second block. Returns both, and the address of the extent.
+fn share_an_extent(fs: &Filesystem, blocks: u64) -> (u64, u64, u64) {
     let root = fs.root();
     let one = fs.create_subvolume(root, b"one", &new(0o755)).unwrap();
     let file = fs.create_path(b"one/file", &new(0o644)).unwrap();
-    file.allocate(0..BLOCKS * 4096, Allocate::Extend).unwrap(); // E
+    file.allocate(0..blocks * 4096, Allocate::Extend).unwrap();
     fs.sync().unwrap();
     let two = fs.snapshot(one, root, b"two", SnapshotAccess::ReadWrite).unwrap();
-    for block in (0..BLOCKS).step_by(2) {
+    for block in (0..blocks).step_by(2) {
         file.write_at(block * 4096, &[7; 4096]).unwrap();
     }
     fs.sync().unwrap();
     let of_two = fs.open_path(b"two/file").unwrap();
     let whole = of_two.extents(0..4096).next().unwrap().unwrap();
     let ExtentKind::Prealloc { logical } = whole.kind else { panic!("{whole:?}") };
-    drop((file, of_two));
-    fs.delete_subvolume(root, b"one").unwrap();
-    let left = Cell::new(1_u32);
+    (one, two, logical)
+}
+
+/// Deletes a subvolume, and frees a part of its blocks, in so many steps.
+fn delete_a_part(fs: &Filesystem, name: &[u8], id: u64, steps: u32) {
+    fs.delete_subvolume(fs.root(), name).unwrap();
+    let left = Cell::new(steps);
     fs.clean_subvolumes_while(&|| left.replace(left.get().saturating_sub(1)) > 0).unwrap();
-    assert_eq!(fs.deleted_subvolumes().unwrap(), [one]);
+    assert_eq!(fs.deleted_subvolumes().unwrap(), [id]);
+}
+
+/// Opens the volume again: the cache is empty, and what was freed has other contents.
+fn open_again(volume: &TestVolume, fs: Filesystem) -> Filesystem {
     fs.close().unwrap();
-    // The cache is empty, and what was freed has other contents.
-    let fs = open(&volume);
+    let fs = open(volume);
     fs.trim(0).unwrap();
+    fs
+}
+
+fn assert_no_damage(fs: &Filesystem) {
+    let errors: u64 =
+        fs.stats().devices.iter().map(|d| d.corruption_errors + d.generation_errors).sum();
+    assert_eq!(errors, 0, "a freed block was read and counted as damage");
+}
+
+/// A search for the files of an extent does not read what a deletion has freed.
+#[test]
+fn a_search_for_files_reads_no_leaf_that_a_deletion_has_freed() {
+    const BLOCKS: u64 = 4096;
+    let volume = TestVolume::new();
+    let fs = open(&volume);
+    let (one, two, logical) = share_an_extent(&fs, BLOCKS);
+    delete_a_part(&fs, b"one", one, 1);
+    let fs = open_again(&volume, fs);
     let owners = fs.owners_of_logical(logical, true).unwrap();
     assert!(owners.iter().any(|owner| owner.subvolume == two), "{owners:?}");
-    let errors: u64 = fs.stats().devices.iter().map(|d| d.corruption_errors).sum();
-    assert_eq!(errors, 0, "a freed block was read and counted as damage");
+    assert_no_damage(&fs);
     drop(volume.reopen(fs));
 }
 
@@ -80,11 +101,8 @@ fn an_address_leads_to_all_files_while_a_subvolume_with_its_items_is_freed() {
     };
     let before = owners();
     assert!(before > 1000, "{before}");
-    fs.delete_subvolume(root, b"r").unwrap();
     // Two or three steps of about eight: the first leaves are freed, which only `r` has.
-    let left = Cell::new(3_u32);
-    fs.clean_subvolumes_while(&|| left.replace(left.get().saturating_sub(1)) > 0).unwrap();
-    assert_eq!(fs.deleted_subvolumes().unwrap(), [r]);
+    delete_a_part(&fs, b"r", r, 3);
     fs.sync().unwrap();
     assert_eq!(owners(), before);
     drop(volume.reopen(fs));
@@ -97,37 +115,16 @@ fn a_search_for_the_roots_of_a_node_reads_no_leaf_that_a_deletion_has_freed() {
     let options = MkfsOptions { node_bytes: Some(4096), ..MkfsOptions::default() };
     let volume = TestVolume::of(512 << 20, &options);
     let fs = open(&volume);
-    let root = fs.root();
-    let one = fs.create_subvolume(root, b"one", &new(0o755)).unwrap();
-    let file = fs.create_path(b"one/file", &new(0o644)).unwrap();
-    file.allocate(0..BLOCKS * 4096, Allocate::Extend).unwrap(); // E
-    fs.sync().unwrap();
-    let two = fs.snapshot(one, root, b"two", SnapshotAccess::ReadWrite).unwrap();
-    for block in (0..BLOCKS).step_by(2) {
-        file.write_at(block * 4096, &[7; 4096]).unwrap();
-    }
-    fs.sync().unwrap();
-    let of_two = fs.open_path(b"two/file").unwrap();
-    let whole = of_two.extents(0..4096).next().unwrap().unwrap();
-    let ExtentKind::Prealloc { logical } = whole.kind else { panic!("{whole:?}") };
-    drop((file, of_two));
+    let (one, two, logical) = share_an_extent(&fs, BLOCKS);
     // More leaves than one node of 4 KiB names: so the root is no parent of leaves.
     assert!(fs.tree_stats(one).unwrap().levels > 2);
-    fs.delete_subvolume(root, b"one").unwrap();
     // One step: about 20 of the (60 to 121) leaves below the first node.
-    let left = Cell::new(1_u32);
-    fs.clean_subvolumes_while(&|| left.replace(left.get().saturating_sub(1)) > 0).unwrap();
-    assert_eq!(fs.deleted_subvolumes().unwrap(), [one]);
-    fs.close().unwrap();
-    // The cache is empty, and what was freed has other contents.
-    let fs = open(&volume);
-    fs.trim(0).unwrap();
+    delete_a_part(&fs, b"one", one, 1);
+    let fs = open_again(&volume, fs);
     let owners = fs.owners_of_logical(logical, true).unwrap();
     assert!(owners.iter().any(|owner| owner.subvolume == two), "{owners:?}");
     assert!(owners.iter().any(|owner| owner.subvolume == one), "{owners:?}");
-    let errors: u64 =
-        fs.stats().devices.iter().map(|d| d.corruption_errors + d.generation_errors).sum();
-    assert_eq!(errors, 0, "a freed block was read and counted as damage");
+    assert_no_damage(&fs);
     drop(volume.reopen(fs));
 }
 
@@ -144,19 +141,12 @@ fn the_shape_of_a_tree_that_is_being_deleted_is_that_of_what_is_left() {
     }
     drop(file);
     fs.sync().unwrap();
-    fs.delete_subvolume(root, b"one").unwrap();
-    let left = Cell::new(1_u32);
-    fs.clean_subvolumes_while(&|| left.replace(left.get().saturating_sub(1)) > 0).unwrap();
-    assert_eq!(fs.deleted_subvolumes().unwrap(), [one]);
-    fs.close().unwrap();
-    let fs = open(&volume);
-    fs.trim(0).unwrap();
+    delete_a_part(&fs, b"one", one, 1);
+    let fs = open_again(&volume, fs);
     // Either refuses it, or shows what is left; it is no damage.
     match fs.tree_stats(one) {
         Ok(_) | Err(butternut::Error::NotFound) => {}
         Err(error) => panic!("{error:?}"),
     }
-    let errors: u64 =
-        fs.stats().devices.iter().map(|d| d.corruption_errors + d.generation_errors).sum();
-    assert_eq!(errors, 0);
+    assert_no_damage(&fs);
 }

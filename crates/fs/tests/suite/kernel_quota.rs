@@ -298,11 +298,10 @@ impl History {
     }
 }
 
-#[test]
-fn random_histories_are_accounted_for() {
-    if !kernel_is_here() {
-        return;
-    }
+/// Runs random histories on volumes that the kernel has made with `script`, whose subvolumes are
+/// the top level and `sub0`. `judge` gets the volume, what to call it, and the round, after each
+/// round.
+pub(crate) fn run_histories(script: &str, judge: impl Fn(&KernelImage, &str, u32)) {
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some();
     let given = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
     let seeds = match given {
@@ -312,23 +311,30 @@ fn random_histories_are_accounted_for() {
     for seed in seeds {
         eprintln!("seed {seed}");
         let node_size = if seed % 2 == 0 { "16384" } else { "4096" };
-        let script = "btrfs -q subvolume create sub0; echo 1 > sub0/file1
-            btrfs quota enable .; btrfs quota rescan -w . > /dev/null
-            btrfs qgroup create 1/1 .; btrfs -q qgroup assign --no-rescan 0/256 1/1 . || true
-            btrfs quota rescan -w . > /dev/null";
         let image = KernelImage::make(1, &["--nodesize", node_size], "", script);
         let subvolumes = vec![".".to_owned(), "sub0".to_owned()];
         let mut history = History::new(Dice(seed), subvolumes);
-        let rounds = if is_long { 6 } else { 2 };
-        for round in 0..rounds {
+        for round in 0..if is_long { 6 } else { 2 } {
             let filesystem = open(&image);
             for _ in 0..100 {
                 history.step(&filesystem);
             }
             filesystem.close().unwrap();
-            judge(&image, &format!("seed {seed}, round {round}"));
+            judge(&image, &format!("seed {seed}, round {round}"), round);
         }
     }
+}
+
+#[test]
+fn random_histories_are_accounted_for() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "btrfs -q subvolume create sub0; echo 1 > sub0/file1
+        btrfs quota enable .; btrfs quota rescan -w . > /dev/null
+        btrfs qgroup create 1/1 .; btrfs -q qgroup assign --no-rescan 0/256 1/1 . || true
+        btrfs quota rescan -w . > /dev/null";
+    run_histories(script, |image, when, _| judge(image, when));
 }
 
 const EDQUOT: i32 = 122;

@@ -6,7 +6,7 @@
 
 use crate::kernel_image::{KernelImage, kernel_is_here, run};
 use crate::kernel_quota::{
-    Dice, History, check_here, fill, group, new, open, referenced, subvolume, write,
+    check_here, fill, group, new, open, referenced, run_histories, subvolume, write,
 };
 use butternut::{FileId, Filesystem, Follow, SnapshotAccess};
 use std::cell::Cell;
@@ -179,38 +179,19 @@ fn random_histories_are_accounted_for() {
     if !kernel_is_here() {
         return;
     }
-    let is_long = std::env::var_os("BUTTERNUT_LONG").is_some();
-    let given = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
-    let seeds = match given {
-        Some(seed) => seed..seed + 1,
-        None => 1..if is_long { 20 } else { 2 },
-    };
-    for seed in seeds {
-        eprintln!("seed {seed}");
-        let node_size = if seed % 2 == 0 { "16384" } else { "4096" };
-        let script = "btrfs -q subvolume create sub0; echo 1 > sub0/file1
-            head -c 400000 /dev/urandom > sub0/file2; sync
-            btrfs quota enable --simple .
-            btrfs qgroup create 1/1 .; btrfs -q qgroup assign 0/256 1/1 .";
-        let image = KernelImage::make(1, &["--nodesize", node_size], "", script);
-        let subvolumes = vec![".".to_owned(), "sub0".to_owned()];
-        let mut history = History::new(Dice(seed), subvolumes);
-        let rounds = if is_long { 6 } else { 2 };
-        for round in 0..rounds {
-            let filesystem = open(&image);
-            for _ in 0..100 {
-                history.step(&filesystem);
-            }
-            filesystem.close().unwrap();
-            let (removed, copied) = (round % 7, (round + 3) % 11);
-            let script = format!(
-                "rm -f */file{removed} sub0/many{removed}*; shopt -s nullglob
-                for file in */file{copied}; do cp --reflink=always $file file7; done
-                for file in */file4; do echo 1 >> $file; done"
-            );
-            judge(&image, &format!("seed {seed}, round {round}"), &script);
-        }
-    }
+    let script = "btrfs -q subvolume create sub0; echo 1 > sub0/file1
+        head -c 400000 /dev/urandom > sub0/file2; sync
+        btrfs quota enable --simple .
+        btrfs qgroup create 1/1 .; btrfs -q qgroup assign 0/256 1/1 .";
+    run_histories(script, |image, when, round| {
+        let (removed, copied) = (round % 7, (round + 3) % 11);
+        let script = format!(
+            "rm -f */file{removed} sub0/many{removed}*; shopt -s nullglob
+            for file in */file{copied}; do cp --reflink=always $file file7; done
+            for file in */file4; do echo 1 >> $file; done"
+        );
+        judge(image, when, &script);
+    });
 }
 
 /// Simple quotas with limits: of a subvolume, and of a group that includes two.

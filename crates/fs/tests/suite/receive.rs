@@ -6,7 +6,10 @@ use butternut::device::{Fault, FaultyDevice, Rule};
 use butternut::format::inode::{DeviceNumber, Time};
 use butternut::format::stream::{Command, StreamCompression, StreamVersion};
 use butternut::format::uuid::Uuid;
-use butternut::receive::{ReceiveReport, ReceivedSubvolume, StreamEnd, StreamReader};
+use butternut::receive::{
+    ReceiveReport, ReceiveServing, ReceivedSubvolume, StreamEnd, StreamReader,
+};
+use butternut::server::FilesystemExt;
 use butternut::{Error, FileId, FileKind, Filesystem, Follow, MountOptions, Result, SetXattr};
 
 const SOURCE: Uuid = Uuid([1; 16]);
@@ -635,5 +638,152 @@ fn a_stream_that_fails_deletes_no_other_subvolume_of_the_name() {
     // It was not deleted under its new name, either, so the caller learns of it.
     let moved = filesystem.lookup(root, b"moved").is_ok();
     assert_eq!(moved, report.unfinished.is_some());
+    volume.reopen(filesystem);
+}
+
+/// An input that, once `left` bytes are left, tries to make the subvolume `one` writable, and to
+/// delete it. The reader takes no byte ahead, so all commands before have been applied.
+struct Changing<'a> {
+    bytes: &'a [u8],
+    left: usize,
+    filesystem: &'a Filesystem,
+    source: u64,
+    tries: Vec<Result<()>>,
+}
+
+impl std::io::Read for Changing<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        if self.bytes.len() == self.left && self.tries.is_empty() {
+            let writable = self.filesystem.set_subvolume_read_only(self.source, false);
+            if writable.is_ok() {
+                let file = self.filesystem.open_path(b"one/file").unwrap();
+                file.write_all_at(4096, &[9; 4096]).unwrap();
+            }
+            let deleted = self.filesystem.delete_subvolume(self.filesystem.root(), b"one");
+            self.tries = vec![writable, deleted.map(|_| ())];
+        }
+        std::io::Read::read(&mut self.bytes, buf)
+    }
+}
+
+#[test]
+fn the_parent_and_the_sources_of_clones_do_not_change_while_they_are_used() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let data: Vec<u8> = [[1; 4096], [2; 4096]].concat();
+    let source = [
+        Command::Subvol { path: b"one", uuid: SOURCE, ctransid: 7 },
+        Command::Mkfile { path: b"file", ino: 257 },
+        Command::Write { path: b"file", offset: 0, data: &data },
+        Command::End,
+    ];
+    let source = receive(&filesystem, &stream(StreamVersion::One, &source)).unwrap()[0].id;
+    let clone = |path, clone_offset| Command::Clone {
+        path,
+        offset: 0,
+        len: 4096,
+        clone_uuid: SOURCE,
+        clone_ctransid: 7,
+        clone_path: b"file",
+        clone_offset,
+    };
+    let (path, uuid, ctransid) = (b"two", SECOND, 9);
+    let (clone_uuid, clone_ctransid) = (SOURCE, 7);
+    let begins = [
+        Command::Subvol { path, uuid, ctransid },
+        Command::Snapshot { path, uuid, ctransid, clone_uuid, clone_ctransid },
+    ];
+    for begin in begins {
+        let commands = [
+            begin,
+            Command::Mkfile { path: b"a", ino: 300 },
+            clone(b"a", 0),
+            Command::Mkfile { path: b"b", ino: 301 },
+            clone(b"b", 4096),
+            Command::End,
+        ];
+        let bytes = stream(StreamVersion::One, &commands);
+        // After the command that first refers to the source.
+        let first = if matches!(begin, Command::Snapshot { .. }) { 1 } else { 3 };
+        let left = bytes.len() - stream(StreamVersion::One, &commands[..first]).len();
+        let tries = Vec::new();
+        let input = Changing { bytes: &bytes, left, filesystem: &filesystem, source, tries };
+        let mut reader = StreamReader::new(input);
+        filesystem.receive(filesystem.root(), &mut reader, StreamEnd::Input).unwrap();
+        let tries = reader.into_inner().tries;
+        assert!(
+            tries.iter().all(|tried| matches!(tried, Err(Error::NotPermitted { .. }))),
+            "{tries:?}"
+        );
+        assert_eq!(tries.len(), 2);
+        assert_eq!(read(&filesystem, "two/a"), [1; 4096]);
+        assert_eq!(read(&filesystem, "two/b"), [2; 4096]);
+        filesystem.delete_subvolume(filesystem.root(), b"two").unwrap();
+    }
+    // Without an END command: the source is released.
+    let (uuid, ctransid) = (Uuid([3; 16]), 9);
+    let fails = [Command::Subvol { path: b"three", uuid, ctransid }, clone(b"absent", 0)];
+    receive(&filesystem, &stream(StreamVersion::One, &fails)).unwrap_err();
+    filesystem.set_subvolume_read_only(source, false).unwrap();
+    filesystem.delete_subvolume(filesystem.root(), b"one").unwrap();
+    volume.reopen(filesystem);
+}
+
+/// One command may copy any amount of data: its length is in the stream, and not the data.
+#[test]
+fn a_server_ends_a_receive_in_the_midst_of_a_command() {
+    const MIB: u64 = 1 << 20;
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let data = vec![1; 1 << 15];
+    let write = |at: u64| Command::Write { path: b"f", offset: at << 15, data: &data };
+    let clone = |path, offset, len| Command::Clone {
+        path,
+        offset,
+        len,
+        clone_uuid: SOURCE,
+        clone_ctransid: 7,
+        clone_path: b"f",
+        clone_offset: 0,
+    };
+    let mut commands = vec![
+        Command::Subvol { path: b"sub", uuid: SOURCE, ctransid: 7 },
+        Command::Mkfile { path: b"f", ino: 257 },
+        Command::Mkfile { path: b"g", ino: 258 },
+    ];
+    commands.extend((0..32).map(write));
+    commands.extend((0..5).map(|shift| clone(b"f", MIB << shift, MIB << shift)));
+    // Not at the same place in the blocks: it is copied.
+    commands.extend([clone(b"g", 1, 32 * MIB), Command::End]);
+    let bytes = stream(StreamVersion::One, &commands);
+    let (root, hide) = (filesystem.root(), |_: &[u8]| -> Box<dyn std::any::Any> { Box::new(()) });
+    for stops_after in [Some(3), None] {
+        let calls = std::cell::Cell::new(0);
+        let begun = std::cell::Cell::new(0);
+        let goes_on = || {
+            calls.set(calls.get() + 1);
+            // Shared clones call it, too.
+            if begun.get() == 0 && filesystem.open_path(b"sub/g").is_ok_and(|g| !g.is_empty()) {
+                begun.set(calls.get());
+            }
+            stops_after.is_none_or(|steps| begun.get() == 0 || calls.get() < begun.get() + steps)
+        };
+        let mut reader = StreamReader::new(&bytes[..]);
+        let mut report = ReceiveReport::default();
+        let end = StreamEnd::Input;
+        let serving = ReceiveServing { hide: &hide, goes_on: &goes_on };
+        let received =
+            filesystem.receive_serving(root, &mut reader, end, None, &mut report, serving);
+        if stops_after.is_some() {
+            let Error::Receive { source, .. } = received.unwrap_err() else { panic!() };
+            let Error::StreamInput(error) = &*source else { panic!("{source:?}") };
+            assert_eq!(error.raw_os_error(), Some(125), "ECANCELED");
+            assert!(report.unfinished.is_none());
+            assert!(names(&filesystem, root).is_empty());
+        } else {
+            received.unwrap();
+            assert!(calls.get() >= 32, "{} calls", calls.get());
+        }
+    }
     volume.reopen(filesystem);
 }

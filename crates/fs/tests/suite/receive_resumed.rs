@@ -3,8 +3,13 @@
 use crate::volume::{TestVolume, names, read};
 use butternut::format::stream::{Command, StreamVersion};
 use butternut::format::uuid::Uuid;
-use butternut::receive::{ReceiveReport, StreamEnd, StreamReader};
-use butternut::{Error, FileId, Filesystem, Result};
+use butternut::receive::{ReceiveReport, ReceiveServing, StreamEnd, StreamReader};
+use butternut::server::FilesystemExt;
+use butternut::{Error, FileId, Filesystem, NewInode, Result};
+use std::any::Any;
+use std::cell::Cell;
+use std::io::Read;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 const FIRST: Uuid = Uuid([1; 16]);
 const SECOND: Uuid = Uuid([2; 16]);
@@ -225,4 +230,110 @@ fn a_name_that_a_file_has_leaves_no_checkpoint() {
     assert_eq!(report.resumable, None);
     assert_eq!(names(&filesystem, root), ["one"]);
     assert!(filesystem.subvolumes().unwrap().is_empty());
+}
+
+/// An input that waits once before its last `left` bytes.
+struct Holding<'a> {
+    bytes: &'a [u8],
+    left: usize,
+    reached: Sender<()>,
+    goes_on: Receiver<()>,
+}
+
+impl Read for Holding<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        if self.bytes.len() == self.left {
+            self.left = usize::MAX;
+            self.reached.send(()).unwrap();
+            self.goes_on.recv().unwrap();
+        }
+        Read::read(&mut self.bytes, buf)
+    }
+}
+
+#[test]
+fn a_second_receive_deletes_nothing_that_the_first_has_completed() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let (root, bytes) = (filesystem.root(), first(&[7; 9000]));
+    let left = stream(&[Command::End]).len() - stream(&[]).len();
+    let (reached, is_reached) = channel();
+    let (go_on, goes_on) = channel();
+    let (done, is_done) = channel();
+    std::thread::scope(|scope| {
+        let (filesystem, bytes) = (&filesystem, &bytes[..]);
+        scope.spawn(move || {
+            let mut reader = StreamReader::new(Holding { bytes, left, reached, goes_on });
+            let mut report = ReceiveReport::default();
+            let end = StreamEnd::Input;
+            // As the process of a mount does for the first client.
+            let hide = |_: &[u8]| -> Box<dyn Any> { Box::new(()) };
+            let serving = ReceiveServing { hide: &hide, goes_on: &|| true };
+            let received = filesystem.receive_serving(
+                filesystem.root(),
+                &mut reader,
+                end,
+                Some(1 << 20),
+                &mut report,
+                serving,
+            );
+            done.send(received.map(|()| report.subvolumes.len())).unwrap();
+        });
+        is_reached.recv().unwrap();
+        // The second client. Hiding a name may wait for a program that holds the directory, and
+        // meanwhile the first one completes.
+        let (of_first, is_released) = (Cell::new(None), Cell::new(false));
+        let hide = |name: &[u8]| -> Box<dyn Any> {
+            if name == b"one" && !is_released.replace(true) {
+                go_on.send(()).unwrap();
+                of_first.set(Some(is_done.recv().unwrap()));
+            }
+            Box::new(())
+        };
+        let serving = ReceiveServing { hide: &hide, goes_on: &|| true };
+        let mut report = ReceiveReport::default();
+        let second = filesystem.receive_serving(
+            root,
+            &mut StreamReader::new(bytes),
+            StreamEnd::Input,
+            Some(1 << 20),
+            &mut report,
+            serving,
+        );
+        // The second is refused before it hides the name.
+        let of_first = of_first.take().unwrap_or_else(|| {
+            go_on.send(()).unwrap();
+            is_done.recv().unwrap()
+        });
+        assert_eq!(of_first.unwrap(), 1, "the first has reported the subvolume");
+        drop(second);
+    });
+    let one = filesystem.lookup(root, b"one").expect("what was received is there");
+    assert!(filesystem.subvolume(one.subvolume).unwrap().read_only);
+    volume.reopen(filesystem);
+}
+
+#[test]
+fn no_program_changes_the_first_checkpoint() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let begin = Command::Subvol { path: b"one", uuid: FIRST, ctransid: 7 };
+    let whole = first(&[1; 6000]);
+    let cut = &whole[..stream(&[begin]).len() + 3];
+    let mut report = ReceiveReport::default();
+    resume(&filesystem, cut, &mut report).unwrap_err();
+    assert_eq!(report.resumable, Some(1));
+    let left = filesystem.subvolumes().unwrap().remove(0);
+    // As a program of a mount does that walks over everything, or its user.
+    let made = filesystem.create(FileId::root_of(left.id), b"intruder", &NewInode::new(0o644));
+    drop(made);
+    let resumed = resume(&filesystem, &whole, &mut ReceiveReport::default());
+    drop(resumed);
+    if let Ok(one) = filesystem.lookup(root, b"one") {
+        let found = filesystem.lookup(one, b"intruder");
+        assert!(found.is_err(), "it is listed as received from FIRST, and has another content");
+    }
+    assert!(left.read_only, "law 5 of receive/resume.rs");
+    volume.reopen(filesystem);
 }

@@ -718,3 +718,23 @@ fn a_placeholder_can_be_synced() {
     filesystem.sync_directory(placeholder).unwrap();
     volume.reopen(filesystem);
 }
+
+/// The kernel has no limit of depth, and neither have `mkdir` and `create_subvolume` here. So the
+/// lists, which are those of all users, have one that is deep, too.
+#[test]
+fn a_subvolume_in_a_deep_directory_hides_no_others() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let other = filesystem.create_subvolume(root, b"other", &new(0o755)).unwrap();
+    let mut dir = root;
+    for _ in 0..2100 {
+        dir = filesystem.mkdir(dir, b"d", &new(0o755)).unwrap();
+    }
+    let deep = filesystem.create_subvolume(dir, b"deep", &new(0o755)).unwrap();
+    let filesystem = volume.reopen(filesystem); // checks: no damage
+    let listed: Vec<u64> = filesystem.subvolumes().unwrap().iter().map(|info| info.id).collect();
+    assert_eq!(listed, [other, deep]);
+    let info = filesystem.subvolume(deep).unwrap();
+    assert!(!info.deleted && !info.read_only);
+}
