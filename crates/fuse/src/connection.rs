@@ -18,7 +18,8 @@
 //!    process open. So the end of the process does not end the connection, and the requests that
 //!    the thread waits for are never answered. A process that ends before its mount aborts the
 //!    connection ([`abort`]). One that waits for a lock of a directory cannot even be ended so:
-//!    it has no part of the filesystem, which is closed meanwhile (`door::name_invalidations`).
+//!    it has no part of the filesystem, which is closed meanwhile, and no descriptor of the process
+//!    but that of the connection (`door::name_invalidations`).
 
 pub(crate) mod abort;
 pub(crate) mod mount_xattrs;
@@ -127,7 +128,7 @@ pub(crate) fn invalidate_page_range(device: &OwnedFd, node: u64, pages: &Range<u
 /// Makes the kernel look a name up again, and forget the inode behind it once that is not open.
 /// This waits for the kernel's lock of the directory, so other threads must be there to serve the
 /// requests of the lock's holder (law 3).
-pub(crate) fn invalidate_entry(device: &OwnedFd, parent: u64, name: &[u8]) {
+pub(crate) fn invalidate_entry(device: impl AsFd, parent: u64, name: &[u8]) {
     let Ok(namelen) = u32::try_from(name.len()) else { return };
     let what = InvalidEntryOut { parent, namelen, flags: 0 };
     notify(device, NOTIFY_INVAL_ENTRY, &[what.as_bytes(), name, b"\0"]);
@@ -138,11 +139,11 @@ fn notify_inode(device: &OwnedFd, what: &InvalidInodeOut) {
 }
 
 /// Sends a notification. The error of a node or name that the kernel does not cache is ignored.
-fn notify(device: &OwnedFd, code: i32, parts: &[&[u8]]) {
+fn notify(device: impl AsFd, code: i32, parts: &[&[u8]]) {
     let header = notification(code, parts.iter().map(|part| part.len()).sum());
     let mut message = vec![IoSlice::new(header.as_bytes())];
     message.extend(parts.iter().map(|part| IoSlice::new(part)));
-    is_connected(writev(device, &message)).map(drop).unwrap_or_default();
+    is_connected(writev(&device, &message)).map(drop).unwrap_or_default();
 }
 
 /// Returns the header of a notification with `bytes` bytes after it. The kernel refuses a header

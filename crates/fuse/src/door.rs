@@ -10,6 +10,7 @@
 //! | `open` | OPEN, RELEASE; the open file of a request |
 //! | `lane` | the path of file data: cached, uncached or direct |
 //! | `data` | READ, FSYNC |
+//! | `parts` | changes of data in parts, after the kernel has dropped its pages |
 //! | `range_changes` | FALLOCATE, COPY_FILE_RANGE |
 //! | `write` | WRITE |
 //! | `seek` | LSEEK |
@@ -47,10 +48,11 @@ mod ioctl_subvolume;
 mod ioctl_volume;
 mod lane;
 mod listing;
-mod name_invalidations;
+pub(crate) mod name_invalidations;
 mod names;
 pub(crate) mod negotiation;
 mod open;
+mod parts;
 mod range_changes;
 mod seek;
 mod send_unsent;
@@ -76,6 +78,7 @@ use crate::connection::protocol::op;
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::hidden_names::HiddenNames;
+use crate::door::name_invalidations::NameInvalidations;
 use crate::errno::{Errno, ErrnoResult};
 use crate::handles::Handles;
 use crate::handles::open_cache::OpenCache;
@@ -138,7 +141,7 @@ pub(crate) struct Door {
     user_calls: user_calls::UserCalls,
     defragmentations: user_calls::UserCalls,
     volume_syncs: volume_syncs::VolumeSyncs,
-    name_invalidations: name_invalidations::NameInvalidations,
+    name_invalidations: NameInvalidations,
     hidden_names: HiddenNames,
     interrupts: interrupts::Interrupts,
     /// An ioctl has shut the volume down: nothing is written any more.
@@ -164,7 +167,7 @@ impl Door {
         device_number: Option<(u32, u32)>,
     ) -> Self {
         let nodes = Arc::new(Nodes::new(filesystem.root()));
-        let name_invalidations = name_invalidations::NameInvalidations::default();
+        let name_invalidations = NameInvalidations::default();
         let hidden_names =
             HiddenNames::new(Arc::clone(&nodes), &device, name_invalidations.clone());
         Self {
@@ -309,6 +312,12 @@ impl Door {
         self.hidden_names.clone()
     }
 
+    /// Returns the waits for names that the kernel forgets, for an end of the process without
+    /// [`Self::close`].
+    pub(crate) fn name_invalidations(&self) -> NameInvalidations {
+        self.name_invalidations.clone()
+    }
+
     /// Returns whether the mount is synchronous.
     pub(crate) fn synchronous(&self) -> Synchronous {
         self.options.is_synchronous.clone()
@@ -342,6 +351,9 @@ impl Door {
             filesystem.sync_and_keep_errors().unwrap_or_default();
         }
         Self::join_deferred(deferred);
+        // Others share the nodes (`hidden_names`). A pin of a removed directory deletes it when it
+        // is dropped, which must precede the last commit.
+        nodes.clear();
         drop((nodes, handles, open_cache));
         filesystem.close()
     }

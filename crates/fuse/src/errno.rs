@@ -36,6 +36,7 @@ impl Errno {
     /// The kernel does without the operation, and does not send it again.
     pub(crate) const ENOSYS: Self = Self(38);
     pub(crate) const EOPNOTSUPP: Self = Self(95);
+    pub(crate) const E2BIG: Self = Self(7);
     pub(crate) const ESTALE: Self = Self(116);
 }
 

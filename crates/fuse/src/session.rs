@@ -40,13 +40,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use butternut::{Error, FileId, Filesystem};
 use butternut_sys::mounts::Mount;
 
 use crate::connection;
 use crate::door::hidden_names::HiddenNames;
+use crate::door::name_invalidations::NameInvalidations;
 use crate::door::{Door, DoorOptions, Report};
 use crate::errno::ErrnoResult;
 use crate::options::{Options, Synchronous};
@@ -64,6 +65,9 @@ use superblock::Superblock;
 
 /// How long the kernel may take to end a connection without mounts.
 const END_WAIT: Duration = Duration::from_millis(500);
+
+/// How long the close of a filesystem may take after an abort.
+const RELEASE_WAIT: Duration = Duration::from_secs(1);
 
 /// The reason why a mount was not made, or has ended.
 #[derive(Debug, thiserror::Error)]
@@ -123,6 +127,7 @@ pub struct Unmounter {
     door: Weak<Door>,
     superblock: Superblock,
     detached: Option<Arc<DetachedMount>>,
+    name_invalidations: NameInvalidations,
     events: Sender<Event>,
 }
 
@@ -257,6 +262,7 @@ impl Mounted {
             door: Arc::downgrade(&self.door),
             superblock: self.guard.superblock.clone(),
             detached: self.guard.detached.clone(),
+            name_invalidations: self.door.name_invalidations(),
             events: self.events.0.clone(),
         }
     }
@@ -407,7 +413,12 @@ impl Serving {
                     drop(guard.take_if(|guard| guard.superblock.ends_within(Duration::ZERO)));
                 }
                 Ok(Event::Closed(_)) => {}
-                Ok(Event::CommittedAndAborted(committed)) => return committed,
+                Ok(Event::CommittedAndAborted(committed)) => {
+                    // Aborts the connection, so the workers exit.
+                    drop(guard);
+                    release_aborted(door, (threads, serving), (&sender, &events));
+                    return committed;
+                }
                 Ok(Event::Aborted) => return Err(FuseError::Aborted),
                 Err(_) => break,
             }
@@ -428,6 +439,34 @@ impl Serving {
                 Ok(Event::CommittedAndAborted(_) | Event::WorkerExited(_)) => {}
                 Err(_) => return served.map_err(FuseError::Connection),
             }
+        }
+    }
+}
+
+/// Closes the filesystem of a mount that was aborted after a commit, unless that takes longer than
+/// [`RELEASE_WAIT`]. The end of the process would not release its devices while a thread waits in
+/// the kernel: the memory of the process lives as long, and so do the rings that are mapped there,
+/// with the files that are registered with them.
+fn release_aborted(
+    door: Arc<Door>,
+    (threads, mut serving): (Vec<JoinHandle<()>>, usize),
+    (sender, events): (&Sender<Event>, &Receiver<Event>),
+) {
+    let until = Instant::now() + RELEASE_WAIT;
+    let mut left = Some((door, threads));
+    loop {
+        if serving == 0
+            && let Some((door, threads)) = left.take()
+        {
+            for thread in threads {
+                thread.join().unwrap_or_default();
+            }
+            close_in_thread(door, sender);
+        }
+        match events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Event::WorkerExited(_)) => serving = serving.saturating_sub(1),
+            Ok(Event::CommittedAndAborted(_)) => {}
+            Ok(Event::Closed(_) | Event::Aborted) | Err(_) => return,
         }
     }
 }
@@ -533,8 +572,10 @@ impl Unmounter {
 
     /// Makes [`Serving::wait`] return for a mount that is in use, with the result of the
     /// [`Unmounter::last_commit`] that the caller has made (law 3). Open files return errors once
-    /// the process has ended.
+    /// the process has ended. Threads that wait for the kernel to forget a name go on, so that the
+    /// program can join its own.
     pub fn abort_after_commit(&self, committed: Result<(), FuseError>) {
+        self.name_invalidations.end();
         // Without a receiver, `wait` has returned.
         self.events.send(Event::CommittedAndAborted(committed)).unwrap_or_default();
     }

@@ -2,7 +2,9 @@
 //!
 //! 1. The kernel does not tell through which mount a call comes, and passes it on also where that
 //!    is read-only. So changes are refused to an administrator that sees no writable mount of the
-//!    volume, and to every other caller that sees a read-only one.
+//!    volume, and to every other caller that sees a read-only one. A mount table leaves out the
+//!    mounts that are not below the root of the caller. So the mount of that root counts, too,
+//!    which chroot(2) may have put inside of the volume.
 //! 2. The mounts that a caller sees are in its mount table. Users can make the tables of their own
 //!    namespaces long, so no worker reads them, and no thread keeps more than one line of them in
 //!    memory. A caller with too long a table may change nothing.
@@ -13,7 +15,7 @@
 
 use butternut::{FileId, Filesystem};
 use butternut_sys::fuse_node::fuse_node;
-use butternut_sys::mounts;
+use butternut_sys::mounts::{self, Mount};
 
 use crate::connection::protocol::InHeader;
 use crate::connection::request::Request;
@@ -51,14 +53,32 @@ impl CheckedCaller {
         let Some(device) = self.device else { return Ok(()) };
         // A caller that cannot be read sees no mount that is known to be writable.
         let (mut sees_read_only, mut sees_writable) = (false, false);
-        let read = mounts::for_each_of_device(self.header.pid, device, |mount| {
+        let mut see = |mount: &Mount| {
             let is_read_only = mount.is_read_only();
             sees_read_only |= is_read_only;
             sees_writable |= !is_read_only;
+        };
+        let (root, mut has_root) = (self.mount_of_root(), false);
+        let read = mounts::for_each_of_device(self.header.pid, device, |mount| {
+            has_root |= root == Some(mount.id);
+            see(mount);
         });
         read.map_err(|_| Errno::EPERM)?;
+        if !has_root && root.is_some() {
+            let of_root = |mount: &Mount| {
+                if root == Some(mount.id) {
+                    see(mount);
+                }
+            };
+            mounts::for_each_own_of_device(device, of_root).map_err(|_| Errno::EPERM)?;
+        }
         let is_writable = sees_writable && (self.is_administrator || !sees_read_only);
         if is_writable { Ok(()) } else { Err(Errno::EROFS) }
+    }
+
+    /// Returns the id of the mount that the root of the caller is on; `None` if that is hidden.
+    fn mount_of_root(&self) -> Option<u64> {
+        mounts::id_of_root(&caller::directory(self.header.pid)?).ok()
     }
 
     /// Returns whether the caller may change the attributes of a file.

@@ -5,9 +5,9 @@
 //! changed since. So nothing of such a subvolume is looked up before it is complete.
 //!
 //! 1. A hidden name is not found by a LOOKUP, and is in no listing. The kernel caches neither.
-//! 2. When a name is shown, the kernel forgets it and the attributes of its directory: it may have
-//!    cached that there is no such name. A LOOKUP that has not found the name is over by then,
-//!    since the kernel holds its lock of the directory during both.
+//! 2. When a name is hidden or shown, the kernel forgets it and the attributes of its directory: it
+//!    may have cached the file, or that there is no such name. A LOOKUP before the change is over
+//!    by then, since the kernel holds its lock of the directory during both.
 //! 3. Names are hidden by the process alone, and every value of [`HiddenName`] shows its own again
 //!    when it is dropped. At the end of the mount nothing is left to be shown to.
 
@@ -64,13 +64,15 @@ impl HiddenNames {
         self.0.nodes.file_id(inode_number)
     }
 
-    /// Hides a name of a directory, also before it exists.
+    /// Hides a name of a directory, also before it exists. Programs that have files below it open
+    /// keep them.
     pub fn hide(&self, dir: FileId, name: &[u8]) -> HiddenName {
         let at = (dir, name.to_vec());
         let mut names = self.0.names.lock();
         *names.entry(at.clone()).or_default() += 1;
         self.0.count.store(names.len(), Ordering::Release);
         drop(names);
+        self.forget(&at);
         HiddenName { of: self.clone(), at }
     }
 
@@ -93,8 +95,12 @@ impl HiddenNames {
         self.0.count.store(names.len(), Ordering::Release);
         drop(names);
         drop(removed);
+        self.forget(at);
+    }
+
+    /// Makes the kernel forget a name (law 2).
+    fn forget(&self, (dir, name): &(FileId, Vec<u8>)) {
         let Some(device) = self.0.device.upgrade() else { return };
-        let (dir, name) = at;
         let parent = self.0.nodes.node_id(*dir);
         self.0.invalidations.forget_name(&device, parent, name);
         connection::invalidate_attributes(&device, parent);

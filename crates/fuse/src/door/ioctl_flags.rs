@@ -25,14 +25,14 @@
 //!    those that wait for it. There are at most [`FORGETTING_MAX`] such threads; without one the
 //!    ctime is shown late.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
-use std::thread;
 use std::time::Duration;
 
 use butternut::{AttributeFlags, FileId, FileKind, Filesystem};
+use butternut_sys::private_fd_table;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::connection;
@@ -198,16 +198,15 @@ fn only_name_of(filesystem: &Filesystem, nodes: &Nodes, id: FileId) -> Option<(u
 }
 
 /// Makes the kernel forget the name of a file, and waits for that for a limited time (law 4).
-fn forget_name(device: &Arc<OwnedFd>, name: (u64, Vec<u8>), forgetting: &Arc<AtomicU64>) {
+fn forget_name(device: &OwnedFd, name: (u64, Vec<u8>), forgetting: &Arc<AtomicU64>) {
     let Some(slot) = ThreadSlot::begin(forgetting, FORGETTING_MAX) else { return };
     let (working, forgotten) = channel::<()>();
-    let device = Arc::clone(device);
-    let run = move || {
-        connection::invalidate_entry(&device, name.0, &name.1);
+    let run = move |device: BorrowedFd<'_>| {
+        connection::invalidate_entry(device, name.0, &name.1);
         drop((working, slot));
     };
     // Without a thread, the ctime is shown late.
-    if thread::Builder::new().name("butternut-names".into()).spawn(run).is_ok() {
+    if private_fd_table::spawn("butternut-names", device.as_fd(), run).is_ok() {
         forgotten.recv_timeout(FORGET_WAIT).unwrap_or_default();
     }
 }

@@ -132,6 +132,8 @@ impl Door {
                 let found = filesystem.first_path(FileId::new(tree, inode));
                 let found = found.map_err(|error| match Errno::from(error) {
                     Errno::ESTALE => Errno::ENOENT,
+                    // More directories than a path has.
+                    Errno::E2BIG => Errno::ENAMETOOLONG,
                     errno => errno,
                 })?;
                 path = found.ok_or(Errno::ENOENT)?;

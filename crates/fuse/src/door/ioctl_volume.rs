@@ -9,8 +9,8 @@
 //!
 //! 1. The capability is checked before the arguments, as in kernel btrfs.
 //! 2. After a shutdown nothing is written to the devices. Requests that end the mount or read
-//!    attributes are still served; every other one fails with `EIO`.
-//!    [`SYNC_XATTR`](crate::SYNC_XATTR) tells of the shutdown.
+//!    attributes are still served; every other one fails with `EIO`, also a sync that the shutdown
+//!    overtakes. [`SYNC_XATTR`](crate::SYNC_XATTR) tells of the shutdown.
 //! 3. A call that writes or waits for other requests gets a deferred reply, so it occupies no
 //!    worker that those requests need.
 //! 4. A shutdown that commits first returns `EIO` where the kernel has lost writes that it had
@@ -134,8 +134,9 @@ impl Door {
             return Err(Errno::EINVAL);
         }
         if mode == WITHOUT_COMMIT {
-            self.filesystem.abandon();
+            // Before the rest is discarded: a sync that commits nothing must fail.
             self.is_shut_down.store(true, Ordering::Release);
+            self.filesystem.abandon();
             return reply.push(&IoctlOut::default()).map(|()| Outcome::Reply);
         }
         let unsent = self.unsent_data_at_end();
@@ -145,8 +146,8 @@ impl Door {
             // A loss keeps no volume from being shut down (law 4).
             let sent = unsent.write_back(&device);
             let synced = filesystem.sync();
-            filesystem.abandon();
             is_shut_down.store(true, Ordering::Release);
+            filesystem.abandon();
             sent?;
             synced?;
             reply.push(&IoctlOut::default())

@@ -10,20 +10,21 @@
 //!    the cache holds none of its pages ([`fills`](crate::handles::fills)). Where it may hold some,
 //!    the kernel drops them first, and a thread of its own waits for that. No write(2) is in
 //!    flight, so that is allowed on every mount.
-//! 2. Where readers fill the pages again and again, the change is applied in parts. A part is
-//!    halved, down to one page, until no page of it is filled during an invalidation; the next one
-//!    is twice as long. Where too many requests wait already, or there is no thread, the change is
-//!    applied at once.
+//! 2. Where readers fill the pages again and again, the change is applied in parts ([`Parts`]).
+//!    Where too many requests wait already, or there is no thread, it is applied at once.
 //! 3. A copy is durable before the reply where either file was opened with `O_SYNC` or `O_DSYNC`,
 //!    or the mount is synchronous, as in kernel btrfs. The kernel syncs after a write, and not
 //!    after a copy.
+//! 4. The kernel changes the size that it caches when a request has succeeded. So a range that is
+//!    zeroed in parts makes the file longer with its last part, and its holes are preallocated
+//!    before the first one: there it finds out whether there is space. After an error the kernel
+//!    fetches the attributes again, since some parts may have been applied.
 //!
 //! A store to the part of a page that a copy does not replace may be lost, if it is made during the
 //! call: the kernel drops whole pages after a copy. Programs that store to a mapping beside a copy
 //! order both by themselves.
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 
 use butternut::Allocate;
@@ -36,11 +37,12 @@ use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::data::{KillPriv, killing_privileges};
 use crate::door::deferred::ThreadSlot;
-use crate::door::write::{INVALIDATIONS_MAX, half};
+use crate::door::parts::Parts;
+use crate::door::write::INVALIDATIONS_MAX;
 use crate::door::{Door, Outcome};
 use crate::errno::{Errno, ErrnoResult};
 use crate::handles::OpenFile;
-use crate::handles::fills::{Fills, StalePages};
+use crate::handles::fills::Fills;
 
 /// Flags of fallocate(2).
 const KEEP_SIZE: u32 = 1;
@@ -49,9 +51,6 @@ const ZERO_RANGE: u32 = 0x10;
 
 /// Maximum number of bytes that one request copies. The kernel sends another request for the rest.
 const COPY_BYTES_MAX: u64 = 32 << 20;
-
-/// Invalidations per part of a change, after which the part is halved. Dirty pages need two.
-const ROUNDS_MAX: u32 = 4;
 
 /// A file whose range changes, as the kernel names it.
 struct Target {
@@ -97,11 +96,25 @@ impl Door {
         let kill = of_caller(&caller);
         let changes_data = !matches!(how, Allocate::Extend | Allocate::KeepSize);
         let allocate = move |target: &Target, part: Range<u64>| {
-            let (of, bytes) = ((target.node, &target.open.file), part.end - part.start);
-            killing_privileges(&caller, &device, of, kill, |privileges| {
-                of.1.allocate_as(part, how, privileges)?;
-                Ok(bytes)
-            })
+            let (of, whole) = ((target.node, &target.open.file), &target.range);
+            let apply = |range: Range<u64>, how| {
+                killing_privileges(&caller, &device, of, kill, |privileges| {
+                    Ok(of.1.allocate_as(range, how, privileges)?)
+                })
+            };
+            let bytes = part.end - part.start;
+            if part == *whole || !matches!(how, Allocate::Zero | Allocate::ZeroKeepSize) {
+                return apply(part, how).map(|()| bytes);
+            }
+            // Law 4.
+            if part.start == whole.start {
+                apply(whole.clone(), Allocate::KeepSize)?;
+            }
+            apply(part.clone(), Allocate::ZeroKeepSize)?;
+            if part.end == whole.end && how == Allocate::Zero {
+                apply(part, Allocate::Extend)?;
+            }
+            Ok(bytes)
         };
         let finish = |_: &Target, _: u64, _: &mut Reply| Ok(());
         if !changes_data {
@@ -172,10 +185,20 @@ impl Door {
             let (sender, receiver) = mpsc::channel::<(Target, C, F)>();
             let deferred = self.reply_deferred(request, bytes, move |reply| {
                 let (target, change, finish) = receiver.recv().map_err(|_| Errno::EIO)?;
-                let done = target.change_after(stale, &fills, &device, &change);
+                let parts = Parts {
+                    fills: &fills,
+                    device: &device,
+                    node: target.node,
+                    range: target.range.clone(),
+                    may_be_short: target.may_be_short,
+                };
+                let apply = |part| change(&target, part);
+                let done = parts.apply_after(stale, Fills::begin_change, apply);
                 // The sync may take long, and others may wait for a slot.
                 drop(slot);
-                finish(&target, done?, reply)
+                let finished = done.and_then(|done| finish(&target, done, reply));
+                // Law 4.
+                finished.inspect_err(|_| connection::invalidate_attributes(&device, target.node))
             });
             if deferred.is_ok() {
                 let sent = sender.send((target, change, finish));
@@ -184,50 +207,6 @@ impl Door {
         }
         let done = change(&target, target.range.clone())?;
         finish(&target, done, reply).map(|()| Outcome::Reply)
-    }
-}
-
-impl Target {
-    /// Applies the change after the kernel has dropped the pages, in parts where readers fill them
-    /// again and again (law 2). Returns how many bytes were changed from the start on. A call that
-    /// may be short fails only if none was.
-    fn change_after(
-        &self,
-        stale: StalePages,
-        fills: &Fills,
-        device: &OwnedFd,
-        change: &impl Change,
-    ) -> ErrnoResult<u64> {
-        let Range { start, end } = self.range;
-        let (mut part, mut rounds) = (start..end, 0);
-        let mut begun = Err(stale);
-        loop {
-            match begun {
-                Err(stale) => {
-                    connection::invalidate_page_range(device, self.node, &stale.pages);
-                    rounds += 1;
-                    if rounds > ROUNDS_MAX {
-                        (part.end, rounds) = (half(&part), 0);
-                    }
-                    begun = fills.begin_write_after(&stale, part.clone());
-                }
-                Ok(applying) => {
-                    let bytes = part.end - part.start;
-                    let done = change(self, part.clone());
-                    drop(applying);
-                    if done.is_err() && (part.start == start || !self.may_be_short) {
-                        return done;
-                    }
-                    let at = part.start.saturating_add(done.unwrap_or(0));
-                    if at < part.end || at >= end {
-                        return Ok(at - start);
-                    }
-                    let next = at.saturating_add(bytes.saturating_mul(2)).min(end);
-                    (part, rounds) = (at..next, 0);
-                    begun = fills.begin_change(part.clone());
-                }
-            }
-        }
     }
 }
 

@@ -3,10 +3,14 @@
 
 use std::sync::Arc;
 
+use butternut::Filesystem;
+use butternut::server::FilesystemExt;
+
 use crate::connection;
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::unsent::UnsentData;
+use crate::door::volume_syncs::Shared;
 use crate::door::{Door, guarded};
 use crate::errno::ErrnoResult;
 use crate::options::Caching;
@@ -46,19 +50,20 @@ impl Door {
     }
 
     /// Defers the reply, of at most `bytes` bytes, until the kernel has sent its data of these
-    /// files. `sync` gets the result of that; it must not keep a reference to the door.
+    /// files, and everything was committed. `sync` gets the results of both; it must not keep a
+    /// reference to the door.
     pub(super) fn reply_after_unsent(
         &self,
         request: &Request<'_>,
         bytes: usize,
         unsent: UnsentData,
-        sync: impl FnOnce(ErrnoResult<()>, &mut Reply) -> ErrnoResult<()> + Send + 'static,
+        sync: impl FnOnce(Shared, &mut Reply) -> ErrnoResult<()> + Send + 'static,
     ) {
         let (unique, device) = (request.header.unique, Arc::clone(request.device));
         let filesystem = self.filesystem.clone();
-        let answer = move |sent| {
+        let answer = move |shared| {
             let mut reply = Reply::new(bytes);
-            let result = guarded(&filesystem, || sync(sent, &mut reply));
+            let result = guarded(&filesystem, || sync(shared, &mut reply));
             drop(filesystem);
             connection::send_reply(&device, unique, result, &mut reply);
         };
@@ -67,12 +72,19 @@ impl Door {
             return;
         }
         let (of_thread, device) = (syncs.clone(), Arc::clone(request.device));
-        if let Err(errno) = self.spawn_deferred(move || of_thread.run(&device)) {
-            while let Some((_, syncs)) = syncs.next() {
-                for sync in syncs {
-                    sync(Err(errno));
-                }
-            }
+        let filesystem = self.filesystem.clone();
+        let run = move || {
+            of_thread.run(|unsent| {
+                let sent = unsent.write_back(&device);
+                Shared { sent, committed: commit(&filesystem) }
+            });
+        };
+        if let Err(errno) = self.spawn_deferred(run) {
+            syncs.run(|_| Shared { sent: Err(errno), committed: commit(&self.filesystem) });
         }
     }
+}
+
+fn commit(filesystem: &Filesystem) -> ErrnoResult<()> {
+    guarded(filesystem, || Ok(filesystem.write_back_and_commit()?))
 }

@@ -10,8 +10,7 @@
 //! 1. A write that bypasses the cache is applied only while the cache holds none of its pages
 //!    ([`fills`]). Where it may hold some, the kernel invalidates them first, and a thread of its
 //!    own waits for that.
-//! 2. Where readers fill the pages again and again, such a write is applied in parts. A part is
-//!    halved, down to one page, until no page of it is filled during an invalidation.
+//! 2. Where readers fill the pages again and again, such a write is applied in parts ([`Parts`]).
 //! 3. A page that the kernel sends and keeps cached counts as a fill. On an uncached mount it keeps
 //!    only pages of mappings, and a READ has filled those.
 //! 4. The kernel's cache may send a page of an append-only file that a mapping has changed. A page
@@ -32,14 +31,12 @@
 //! [`fills`]: crate::handles::fills
 
 use butternut::server::FileExt;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use butternut::{Error, Privileges};
 
-use crate::connection;
 use crate::connection::protocol::{
     InHeader, TransferIn, WRITE_CACHE, WRITE_KILL_SUIDGID, WRITE_LOCKOWNER, WriteOut,
 };
@@ -49,15 +46,12 @@ use crate::door::data::{KillPriv, killing_privileges};
 use crate::door::deferred::ThreadSlot;
 use crate::door::lane::{Lane, O_DSYNC, Writer};
 use crate::door::negotiation::BACKGROUND_MAX;
+use crate::door::parts::Parts;
 use crate::door::{Door, Outcome};
 use crate::errno::ErrnoResult;
 use crate::handles::OpenFile;
-use crate::handles::fills::StalePages;
+use crate::handles::fills::{Fills, StalePages};
 use crate::options::Caching;
-
-/// Invalidations per part of a write, after which the part is halved. Dirty pages need two.
-const ROUNDS_MAX: u32 = 4;
-const PAGE_BYTES: u64 = 4096;
 
 /// Maximum number of writes and range changes that wait for invalidations: a third of the
 /// background requests.
@@ -167,41 +161,20 @@ impl WriteRequest {
 
     /// Applies the write after the kernel has invalidated the pages that it may have cached.
     fn apply_after_invalidation(&self, stale: StalePages, bytes: &[u8]) -> ErrnoResult<usize> {
-        let (start, end) = (self.transfer.offset, self.transfer.range().end);
-        let index = |at: u64| usize::try_from(at - start).unwrap_or(bytes.len());
-        let (mut part, mut rounds) = (start..end, 0);
-        let mut result = Err(stale);
-        loop {
-            match result {
-                Err(stale) => {
-                    connection::invalidate_page_range(
-                        &self.device,
-                        self.header.nodeid,
-                        &stale.pages,
-                    );
-                    rounds += 1;
-                    if rounds > ROUNDS_MAX {
-                        (part.end, rounds) = (half(&part), 0);
-                    }
-                    result = self.open.fills.begin_write_after(&stale, part.clone());
-                }
-                Ok(applying) => {
-                    let data = &bytes[index(part.start)..index(part.end)];
-                    let written = match self.apply(part.start, data) {
-                        // Earlier parts were written, so the reply is that of a short write.
-                        Err(_) if part.start > start => 0,
-                        written => written?,
-                    };
-                    drop(applying);
-                    let at = part.start + written as u64;
-                    if written < data.len() || at == end {
-                        return Ok(index(at));
-                    }
-                    (part, rounds) = (at..end.min(at + data.len() as u64), 0);
-                    result = self.open.fills.begin_write(part.clone());
-                }
-            }
-        }
+        let range = self.transfer.range();
+        let index = |at: u64| usize::try_from(at - range.start).unwrap_or(bytes.len());
+        let parts = Parts {
+            fills: &self.open.fills,
+            device: &self.device,
+            node: self.header.nodeid,
+            range: range.clone(),
+            may_be_short: true,
+        };
+        let written = parts.apply_after(stale, Fills::begin_write, |part| {
+            let data = &bytes[index(part.start)..index(part.end)];
+            Ok(self.apply(part.start, data)? as u64)
+        })?;
+        Ok(index(range.start + written))
     }
 
     fn apply(&self, offset: u64, bytes: &[u8]) -> ErrnoResult<usize> {
@@ -232,13 +205,6 @@ impl WriteRequest {
     }
 }
 
-/// Returns the end of the first half of a range, page-aligned and at least one page long.
-pub(super) fn half(of: &Range<u64>) -> u64 {
-    let middle = (of.start + (of.end - of.start) / 2) / PAGE_BYTES * PAGE_BYTES;
-    let first_end = (of.start / PAGE_BYTES + 1) * PAGE_BYTES;
-    middle.max(first_end).min(of.end)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -252,16 +218,6 @@ mod tests {
         assert!(waiting.pop().is_some() && begin().is_some());
         drop(waiting);
         assert_eq!(count.load(Ordering::SeqCst), 0);
-    }
-
-    #[test]
-    fn a_range_is_halved_down_to_one_page() {
-        assert_eq!(half(&(0..1 << 20)), 1 << 19);
-        assert_eq!(half(&(100..3 * 4096)), 4096);
-        assert_eq!(half(&(4000..4200)), 4096);
-        assert_eq!(half(&(0..4096)), 4096);
-        assert_eq!(half(&(8..16)), 16);
-        assert_eq!(half(&(5000..5000 + 4096)), 8192);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Extended attributes, and the four that the mount itself answers; SYNCFS.
 
-use butternut::server::FilesystemExt;
+use butternut::server::{FilesystemExt, LossReport};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,6 +16,7 @@ use crate::connection::protocol::{
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::unsent::UnsentData;
+use crate::door::volume_syncs::Shared;
 use crate::door::{Door, Outcome, caller};
 use crate::errno::{Errno, ErrnoResult};
 
@@ -88,19 +89,17 @@ impl Door {
         // A loss of file data is returned once to the user that mounted, or to root, because they
         // unmount by this attribute. Other users do not take it from them.
         let is_owner = caller::is_owner_of_mount(&request.header);
-        let sync = move |sent: ErrnoResult<()>, reply: &mut Reply| {
-            if is_owner {
-                filesystem.sync_unreported()?;
-            } else {
-                filesystem.sync_and_keep_errors()?;
-            }
-            sent?;
+        let report = if is_owner { LossReport::Unreported } else { LossReport::Keep };
+        let sync = move |shared: Shared, reply: &mut Reply| {
+            let reported = filesystem.report_losses(report).map_err(Errno::from);
+            shared.committed.and(reported)?;
+            shared.sent?;
             let is_shut_down = is_shut_down.load(Ordering::Acquire);
             reply.push_xattr(size, if is_shut_down { SYNC_SHUT_DOWN } else { SYNC_DONE })
         };
         let unsent = if self.is_shut_down() { UnsentData::default() } else { self.unsent_data() };
         if unsent.is_empty() {
-            return sync(Ok(()), reply).map(|()| Outcome::Reply);
+            return sync(self.commit_alone(), reply).map(|()| Outcome::Reply);
         }
         self.reply_after_unsent(request, SYNC_REPLY_BYTES, unsent, sync);
         Ok(Outcome::NoReply)
@@ -110,17 +109,28 @@ impl Door {
     /// neither waits for that (Linux 6.18). The kernel drops the result where the caller is
     /// sync(2), so a loss of file data is left for the sync of the file and for the unmount.
     pub(super) fn sync_filesystem(&self, request: &Request<'_>) -> ErrnoResult<Outcome> {
+        let (filesystem, is_shut_down) = (self.filesystem.clone(), Arc::clone(&self.is_shut_down));
+        let sync = move |shared: Shared| {
+            let reported = filesystem.report_losses(LossReport::Syncfs).map_err(Errno::from);
+            shared.committed.and(reported)?;
+            // A shutdown that overtakes the sync leaves nothing to commit, and everything is lost.
+            if is_shut_down.load(Ordering::Acquire) {
+                return Err(Errno::EIO);
+            }
+            shared.sent
+        };
         let unsent = self.unsent_data();
         if unsent.is_empty() {
-            self.filesystem.syncfs()?;
-            return Ok(Outcome::Reply);
+            return sync(self.commit_alone()).map(|()| Outcome::Reply);
         }
-        let filesystem = self.filesystem.clone();
-        self.reply_after_unsent(request, 0, unsent, move |sent, _| {
-            filesystem.syncfs()?;
-            sent
-        });
+        self.reply_after_unsent(request, 0, unsent, move |shared, _| sync(shared));
         Ok(Outcome::NoReply)
+    }
+
+    /// Commits for one sync, where the kernel has nothing to send.
+    fn commit_alone(&self) -> Shared {
+        let committed = self.filesystem.write_back_and_commit().map_err(Errno::from);
+        Shared { sent: Ok(()), committed }
     }
 
     pub(super) fn xattr_names(
