@@ -47,6 +47,8 @@ pub enum MkfsError {
     FeatureUnsupported { name: String },
     #[error("block-group-tree needs {missing}")]
     FeatureMissing { missing: &'static str },
+    #[error("quota and squota exclude each other")]
+    TwoQuotas,
     #[error("a label has at most 255 bytes, this one has {bytes}")]
     LabelTooLong { bytes: usize },
     #[error("a label holds no NUL and no newline")]

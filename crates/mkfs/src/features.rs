@@ -1,20 +1,30 @@
 //! [`Features`]: the feature flags of a new volume, and their names.
 //!
 //! The names are those of `mkfs.btrfs -O`. Names that only `mkfs.btrfs` supports are refused as
-//! unsupported, all others as unknown.
+//! unsupported, all others as unknown. Full quotas have no bit in the superblock: the volume has a
+//! quota tree.
 
 use crate::error::MkfsError;
 use butternut_format::feature;
 
 /// Names that `mkfs.btrfs` accepts and this crate does not support.
-const UNSUPPORTED: [&str; 7] =
-    ["quota", "squota", "raid56", "raid1c34", "zoned", "raid-stripe-tree", "extent-tree-v2"];
+const UNSUPPORTED: [&str; 5] =
+    ["raid56", "raid1c34", "zoned", "raid-stripe-tree", "extent-tree-v2"];
 
-/// The superblock field that has the bit of a feature.
+/// Which quotas count the space of subvolumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quotas {
+    Full,
+    Simple,
+}
+
+/// The field that has the bit of a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     Incompat,
     CompatRo,
+    /// No field of the superblock.
+    Quota,
 }
 
 /// A feature that can be chosen.
@@ -32,6 +42,8 @@ pub struct FeatureName {
 pub struct Features {
     incompat: u64,
     compat_ro: u64,
+    /// 1 for full quotas.
+    quota: u64,
 }
 
 const fn incompat(name: &'static str, mask: u64, about: &'static str) -> FeatureName {
@@ -49,7 +61,7 @@ const fn compat_ro(
 
 impl Features {
     /// All features that can be chosen, in the order of help texts.
-    pub const ALL: [FeatureName; 6] = [
+    pub const ALL: [FeatureName; 8] = [
         incompat("mixed-bg", feature::MIXED_GROUPS.mask(), "data and metadata in the same groups"),
         incompat("extref", feature::EXTENDED_IREF.mask(), "up to 65536 hard links to a file"),
         incompat("skinny-metadata", feature::SKINNY_METADATA.mask(), "short metadata references"),
@@ -65,6 +77,18 @@ impl Features {
             "bgt",
             feature::BLOCK_GROUP_TREE.mask(),
             "block groups in a separate tree, for fast mounts",
+        ),
+        FeatureName {
+            name: "quota",
+            alias: None,
+            about: "quota groups, which count what subvolumes refer to",
+            word: Word::Quota,
+            mask: 1,
+        },
+        incompat(
+            "squota",
+            feature::SIMPLE_QUOTA.mask(),
+            "simple quotas, which count what subvolumes have allocated (Linux 6.7)",
         ),
     ];
 
@@ -86,6 +110,7 @@ impl Features {
         let bits = match found.word {
             Word::Incompat => &mut self.incompat,
             Word::CompatRo => &mut self.compat_ro,
+            Word::Quota => &mut self.quota,
         };
         *bits = if is_on { *bits | found.mask } else { *bits & !found.mask };
         Ok(())
@@ -100,6 +125,7 @@ impl Features {
         let bits = match feature.word {
             Word::Incompat => self.incompat,
             Word::CompatRo => self.compat_ro,
+            Word::Quota => self.quota,
         };
         bits & feature.mask == feature.mask
     }
@@ -120,8 +146,20 @@ impl Features {
         self.compat_ro & feature::BLOCK_GROUP_TREE.mask() != 0
     }
 
-    /// Refuses a feature that depends on one that is off.
+    /// Returns which quotas are on.
+    pub(crate) fn quotas(self) -> Option<Quotas> {
+        match (self.quota, self.incompat & feature::SIMPLE_QUOTA.mask()) {
+            (0, 0) => None,
+            (_, 0) => Some(Quotas::Full),
+            _ => Some(Quotas::Simple),
+        }
+    }
+
+    /// Refuses a feature that depends on one that is off, and both kinds of quotas.
     pub(crate) fn check(self) -> Result<(), MkfsError> {
+        if self.quota != 0 && self.quotas() == Some(Quotas::Simple) {
+            return Err(MkfsError::TwoQuotas);
+        }
         if !self.has_block_group_tree() {
             return Ok(());
         }
@@ -154,6 +192,7 @@ impl Default for Features {
                 | feature::SKINNY_METADATA.mask()
                 | feature::NO_HOLES.mask(),
             compat_ro: feature::FREE_SPACE_TREE.mask() | feature::FREE_SPACE_TREE_VALID.mask(),
+            quota: 0,
         }
     }
 }
@@ -171,6 +210,22 @@ mod tests {
         let names: Vec<_> = features.names().collect();
         assert_eq!(names, ["skinny-metadata", "no-holes", "free-space-tree", "block-group-tree"]);
         assert_eq!(features.compat_ro_flags(), 0xb);
+    }
+
+    #[test]
+    fn quotas_are_full_or_simple() {
+        let quotas = |words: &[&str]| {
+            let mut features = Features::default();
+            for word in words {
+                features.choose(word).unwrap();
+            }
+            features.check().map(|()| features.quotas()).map_err(|error| error.to_string())
+        };
+        assert_eq!(quotas(&[]), Ok(None));
+        assert_eq!(quotas(&["quota"]), Ok(Some(Quotas::Full)));
+        assert_eq!(quotas(&["quota", "^quota", "squota"]), Ok(Some(Quotas::Simple)));
+        let both = "quota and squota exclude each other".to_owned();
+        assert_eq!(quotas(&["squota", "quota"]), Err(both));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The items of all trees of an empty volume.
 
 use crate::compose::Arrangement;
+use crate::features::Quotas;
 use crate::item::Item;
 use crate::layout::Group;
 use crate::options::Plan;
@@ -17,10 +18,14 @@ use butternut_format::free_space::RawFreeSpaceInfo;
 use butternut_format::inode::{FileKind, InodeFlags, RawInodeItem, RawTimespec, Time};
 use butternut_format::inode_ref::RawInodeRef;
 use butternut_format::key::{ItemType, Key, RawKey};
+use butternut_format::quota::{
+    RawQgroupInfo, RawQgroupLimit, RawQgroupStatus, STATUS_BYTES_SHORT, STATUS_ON,
+    STATUS_SIMPLE_MODE, STATUS_VERSION,
+};
 use butternut_format::root::RawRootItem;
 use butternut_format::units::{DevId, Physical, TreeId};
-use zerocopy::FromZeros;
 use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
 
 /// Devid of the only device.
 pub(crate) const DEVICE_ID: u64 = 1;
@@ -50,6 +55,9 @@ pub(crate) fn ids(plan: &Plan) -> Vec<TreeId> {
     if plan.features.has_block_group_tree() {
         ids.push(TreeId::BLOCK_GROUP);
     }
+    if plan.features.quotas().is_some() {
+        ids.push(TreeId::QUOTA);
+    }
     ids.push(TreeId::DATA_RELOCATION);
     ids
 }
@@ -69,6 +77,7 @@ pub(crate) fn items(plan: &Plan, arrangement: &Arrangement) -> Vec<(TreeId, Vec<
             ],
             TreeId::FREE_SPACE => free_space_items(plan, arrangement),
             TreeId::BLOCK_GROUP => block_group_items(plan, arrangement),
+            TreeId::QUOTA => quota_items(plan, arrangement),
             TreeId::FS | TreeId::DATA_RELOCATION => first_directory(plan, FIRST_INO, FIRST_INO),
             _ => Vec::new(),
         };
@@ -261,6 +270,36 @@ fn free_space_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
         [info, Item::new(start, ItemType::FREE_SPACE_EXTENT, bytes)]
     };
     plan.groups.iter().flat_map(items).collect()
+}
+
+/// Returns the status of the quotas, and the group of the only subvolume: it alone refers to its
+/// blocks, and has allocated them.
+fn quota_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
+    let is_simple = plan.features.quotas() == Some(Quotas::Simple);
+    let status = RawQgroupStatus {
+        version: U64::new(STATUS_VERSION),
+        generation: GENERATION,
+        flags: U64::new(STATUS_ON | if is_simple { STATUS_SIMPLE_MODE } else { 0 }),
+        rescan: U64::ZERO,
+        // All extents of the volume count.
+        enable_gen: GENERATION,
+    };
+    let bytes_used = arrangement.of(TreeId::FS).map(|_| u64::from(plan.node_bytes)).sum();
+    let bytes_used = U64::new(bytes_used);
+    let info = RawQgroupInfo {
+        generation: GENERATION,
+        rfer: bytes_used,
+        rfer_cmpr: bytes_used,
+        excl: bytes_used,
+        excl_cmpr: bytes_used,
+    };
+    let group = TreeId::FS.0;
+    let bytes = if is_simple { size_of::<RawQgroupStatus>() } else { STATUS_BYTES_SHORT };
+    vec![
+        Item::new(0, ItemType::QGROUP_STATUS, 0).with(&status.as_bytes()[..bytes]),
+        Item::new(0, ItemType::QGROUP_INFO, group).with(&info),
+        Item::new(0, ItemType::QGROUP_LIMIT, group).with(&RawQgroupLimit::new_zeroed()),
+    ]
 }
 
 fn timespec(time: Time) -> RawTimespec {
