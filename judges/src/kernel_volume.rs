@@ -2,7 +2,7 @@
 
 use crate::kernel_mount::{KernelMount, MountHow};
 use crate::subjects::Mounted;
-use crate::tool;
+use crate::{library, tool};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
@@ -30,6 +30,15 @@ impl KernelVolume {
         let mut volume = Self { mount: None, image, subjects: 0, _dir: dir };
         volume.mount()?;
         Ok(volume)
+    }
+
+    /// Unmounts the volume, and checks it with btrfs-progs and with our checker.
+    pub fn unmount(&mut self) -> Result<()> {
+        if let Some(mount) = self.mount.take() {
+            mount.unmount()?;
+        }
+        tool::run("btrfs", &tool::words_and_path("check --check-data-csum", &self.image))?;
+        library::check(&self.image)
     }
 
     fn mount(&mut self) -> Result<()> {

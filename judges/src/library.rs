@@ -12,7 +12,9 @@ use anyhow::{Context, Result, ensure};
 use butternut::{
     DevicePath, File, FileId, FileKind, Filesystem, MountOptions, Stat, Subvolume, Time,
 };
+use butternut_check::CheckOptions;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Pairs of a `BTRFS_INODE_*` bit and the bit that `lsattr` shows.
 const FLAGS: [(u64, u32); 9] = [
@@ -46,6 +48,18 @@ pub fn options(view: &View) -> MountOptions {
         Which::Id(id) => Subvolume::Id(*id),
         Which::Path(path) => Subvolume::Path(path.clone().into_bytes()),
     })
+}
+
+/// Checks an image with all its data, which must have no damage. What `mkfs.btrfs` leaves in the
+/// free space tree is none.
+pub fn check(path: &Path) -> Result<()> {
+    let device = butternut_check::open_device(path, 0, None, false)?;
+    let options = CheckOptions { check_data_csum: true, ..CheckOptions::default() };
+    let mut report = butternut_check::check(vec![device], &options)?;
+    report.findings.retain(|found| found.kind != butternut_check::Kind::FreeSpaceNoGroup);
+    let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+    ensure!(findings.is_empty(), "{}: {}", path.display(), findings.join("\n"));
+    Ok(())
 }
 
 /// Returns the manifest of everything below the root that the filesystem was opened with.

@@ -5,6 +5,7 @@ use crate::kernel_mount::{KernelMount, MountHow};
 use crate::subjects::Mounted;
 use crate::tool;
 use anyhow::{Context, Result, bail};
+use butternut_sim::model::Rules;
 use std::path::{Path, PathBuf};
 
 const BYTES: u64 = 4 << 30;
@@ -100,6 +101,10 @@ impl Mounted for OurVolume {
     fn remount(&mut self) -> Result<()> {
         self.unmount()?;
         self.mount()
+    }
+
+    fn rules(&self) -> Rules {
+        Rules { shows_xattrs_of_deleted: false, ..Rules::default() }
     }
 
     fn next_subject(&mut self) -> u32 {

@@ -2,6 +2,7 @@
 //! many scripts can run on one volume.
 
 use anyhow::Result;
+use butternut_sim::model::Rules;
 use butternut_sim::posix::PosixSubject;
 use std::cell::RefCell;
 use std::os::unix::fs::PermissionsExt;
@@ -15,6 +16,11 @@ pub trait Mounted {
     /// Unmounts the volume and mounts it again.
     fn remount(&mut self) -> Result<()>;
 
+    /// Returns how the mount may differ from the kernel's btrfs.
+    fn rules(&self) -> Rules {
+        Rules::default()
+    }
+
     /// Returns a number that no earlier subject had.
     fn next_subject(&mut self) -> u32;
 }
@@ -26,9 +32,10 @@ pub fn subject<V: Mounted + 'static>(volume: &Rc<RefCell<V>>) -> Result<PosixSub
     std::fs::create_dir(&root)?;
     std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o755))?;
     let volume = Rc::clone(volume);
+    let rules = volume.borrow().rules();
     let remount = move || {
         volume.borrow_mut().remount()?;
         Ok(volume.borrow().root()?.join(&name))
     };
-    Ok(PosixSubject::new(root, Box::new(remount)))
+    Ok(PosixSubject::new(root, Box::new(remount)).with_rules(rules))
 }

@@ -11,7 +11,7 @@ use butternut_judges::{kept, trial};
 use butternut_mkfs::MkfsOptions;
 use butternut_sim::crash::workload::{CrashPlace, Workload};
 use butternut_sim::crash::{JudgeOptions, Verdict, judge};
-use butternut_sim::generator::Generator;
+use butternut_sim::generator::{Generator, Without};
 use butternut_sim::library::{LibraryEngine, LibrarySubject};
 use butternut_sim::operation::Operation;
 use butternut_sim::run::Run;
@@ -22,12 +22,28 @@ use std::sync::Arc;
 /// More than 64 MiB, so that the superblock has a second copy.
 const VOLUME_BYTES: u64 = 256 << 20;
 
+/// One operation in so many is one of subvolumes or shared extents, in seeds that have these.
+const SUBVOLUME_ONE_IN: u64 = 5;
+
 fn main() -> ExitCode {
     let seeds = if is_long() { 40 } else { 3 };
     let mut trials = Vec::new();
     for seed in 0..seeds {
-        trials.push(trial::trial(&format!("crashes::seed-{seed}"), move || crashes(seed)));
-        trials.push(trial::trial(&format!("runs::seed-{seed}"), move || run(seed)));
+        trials.push(trial::trial(&format!("crashes::seed-{seed}"), move || crashes(seed, 0)));
+        trials.push(trial::trial(&format!("runs::seed-{seed}"), move || {
+            run(Generator::new(1000 + seed), 2000)
+        }));
+    }
+    for seed in 2000..if is_long() { 2100 } else { 2002 } {
+        trials.push(trial::trial(&format!("subvolumes::crashes::seed-{seed}"), move || {
+            crashes(seed, SUBVOLUME_ONE_IN)
+        }));
+        // Open files of a deleted subvolume can be read, but not changed or cloned.
+        let without = Without { files_of_deleted: true, ..Without::default() };
+        let generator = Generator::new(seed).without(without).with_subvolumes(SUBVOLUME_ONE_IN);
+        trials.push(trial::trial(&format!("subvolumes::runs::seed-{seed}"), move || {
+            run(generator, 600)
+        }));
     }
     trial::run(trials)
 }
@@ -36,7 +52,8 @@ fn is_long() -> bool {
     std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty())
 }
 
-fn crashes(seed: u64) -> Result<()> {
+/// `subvolume_one_in` is that of the workload.
+fn crashes(seed: u64, subvolume_one_in: u64) -> Result<()> {
     let crashes = CrashOptions { seed, seeded_per_gap: 4, pivotal: is_super_block };
     // A prime number, so that the sample contains every kind of crash.
     let judging = JudgeOptions { crashes, threads: 1, one_in: 11 };
@@ -46,6 +63,7 @@ fn crashes(seed: u64) -> Result<()> {
         steps: 80,
         sync_one_in,
         batch_one_in: 4,
+        subvolume_one_in,
         going_on,
         going_on_one_in,
         judging,
@@ -81,12 +99,11 @@ fn has_first_super_block(device: &dyn Device) -> bool {
 }
 
 /// Runs the library, and compares its tree with what the kernel shows.
-fn run(seed: u64) -> Result<()> {
+fn run(mut generator: Generator, operations: usize) -> Result<()> {
     let device = fresh(512 << 20, &MkfsOptions::default())?;
     let mut subject = LibrarySubject::open(Arc::clone(&device))?;
     let mut run = Run::of(&subject);
-    let mut generator = Generator::new(1000 + seed);
-    for number in 0..2000 {
+    for number in 0..operations {
         let operation = generator.next(&run.model);
         if let Some(found) = run.step(&mut subject, &operation)? {
             bail!("operation {number}: {found}");

@@ -7,8 +7,9 @@ use anyhow::{Result, bail};
 use butternut_judges::kernel_volume::KernelVolume;
 use butternut_judges::subjects::subject;
 use butternut_judges::{kept, trial};
-use butternut_sim::generator::Generator;
+use butternut_sim::generator::{Generator, Without};
 use butternut_sim::run;
+use butternut_sim::subject::Subject;
 use std::cell::RefCell;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -16,6 +17,11 @@ use std::time::Duration;
 
 /// Operations of each seed: 20,000 in the sample, a million in the long run.
 const OPERATIONS_PER_SEED: usize = 4000;
+/// Operations and seeds on each volume of the runs with subvolumes.
+const SUBVOLUME_OPERATIONS: usize = 600;
+const SUBVOLUME_SEEDS: u64 = 3;
+/// One operation in so many is one of subvolumes or shared extents.
+const SUBVOLUME_ONE_IN: u64 = 5;
 const SHRINKING: Duration = Duration::from_mins(2);
 
 /// Seeds that end with a difference which is the kernel's: in operation 3,759 of this one a file no
@@ -35,6 +41,11 @@ fn main() -> ExitCode {
             trial::trial(&format!("kernel::volume-{volume}"), move || seeded(seeds))
         })
         .collect();
+    trials.extend((0..volumes).map(|volume| {
+        let seeds = volume as u64 * SUBVOLUME_SEEDS..(volume as u64 + 1) * SUBVOLUME_SEEDS;
+        let name = format!("kernel::subvolumes::volume-{volume}");
+        trial::trial(&name, move || with_subvolumes(seeds))
+    }));
     trials.push(trial::trial("kernel::kept", replayed));
     trial::run(trials)
 }
@@ -61,6 +72,25 @@ fn seeded(mut seeds: Vec<u64>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Runs with subvolumes, snapshots, clones, deduplications and defragmentation.
+fn with_subvolumes(mut seeds: std::ops::Range<u64>) -> Result<()> {
+    if let Ok(seed) = std::env::var("BUTTERNUT_SEED") {
+        seeds.start = seed.parse()?;
+        seeds.end = seeds.start + 1;
+    }
+    let volume = Rc::new(RefCell::new(KernelVolume::new(kept::scratch(), "")?));
+    for seed in seeds {
+        let without = Without { compressing_defragment: true, ..Without::default() };
+        let generator = Generator::new(seed).without(without).with_subvolumes(SUBVOLUME_ONE_IN);
+        let mut make = || -> Result<Box<dyn Subject>> { Ok(Box::new(subject(&volume)?)) };
+        let found = run::check_seed(generator, seed, SUBVOLUME_OPERATIONS, SHRINKING, &mut make)?;
+        if let Some(found) = found {
+            bail!("{}", kept::save("kernel-subvolumes", &found)?);
+        }
+    }
+    volume.borrow_mut().unmount()
 }
 
 fn replayed() -> Result<()> {

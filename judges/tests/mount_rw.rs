@@ -6,7 +6,7 @@ use butternut_judges::compare::{Field, Side, compare};
 use butternut_judges::kernel_mount::{KernelMount, MountHow};
 use butternut_judges::our_volume::OurVolume;
 use butternut_judges::subjects::{Mounted, subject};
-use butternut_judges::{kept, tool, trial, walk};
+use butternut_judges::{kept, library, tool, trial, walk};
 use butternut_sim::generator::{Generator, Without};
 use butternut_sim::run;
 use butternut_sim::together::mounted;
@@ -26,6 +26,11 @@ const SHRINKING: Duration = Duration::from_mins(1);
 /// `BUTTERNUT_LONG` uses forty volumes.
 const SEEDS_PER_VOLUME: u64 = 5;
 const OPERATIONS_PER_SEED: usize = 1000;
+const SUBVOLUME_SEEDS: u64 = 3;
+const SUBVOLUME_OPERATIONS: usize = 600;
+
+/// One operation in so many is one of subvolumes or shared extents, in seeds that have these.
+const SUBVOLUME_ONE_IN: u64 = 5;
 
 /// Seeds and operations of fsx.
 const FSX_SEEDS: u32 = 4;
@@ -56,6 +61,11 @@ fn main() -> ExitCode {
         let name = format!("model::volume-{volume}");
         trial::trial(&name, move || the_mount_agrees_with_the_model("dev,suid", seeds))
     }));
+    trials.extend((0..volumes()).map(|volume| {
+        let seeds = volume * SUBVOLUME_SEEDS..(volume + 1) * SUBVOLUME_SEEDS;
+        let name = format!("subvolumes::volume-{volume}");
+        trial::trial(&name, move || the_mount_agrees_in_subvolumes(seeds))
+    }));
     trial::run(trials)
 }
 
@@ -81,6 +91,24 @@ fn the_mount_agrees_with_the_model(options: &str, seeds: Range<u64>) -> Result<(
         }
     }
     volume.borrow_mut().unmount()
+}
+
+/// Runs with subvolumes, snapshots, deduplications and defragmentation.
+fn the_mount_agrees_in_subvolumes(seeds: Range<u64>) -> Result<()> {
+    let volume = Rc::new(RefCell::new(OurVolume::new(kept::scratch(), "dev,suid")?));
+    let without =
+        Without { guard_flags: true, clones: true, files_of_deleted: true, ..Without::default() };
+    for seed in seeds {
+        let generator = Generator::new(seed).without(without).with_subvolumes(SUBVOLUME_ONE_IN);
+        let found = run::check_seed(generator, seed, SUBVOLUME_OPERATIONS, SHRINKING, &mut || {
+            Ok(Box::new(subject(&volume)?))
+        })?;
+        if let Some(found) = found {
+            bail!("{}", kept::save("mount-subvolumes", &found)?);
+        }
+    }
+    volume.borrow_mut().unmount()?;
+    library::check(volume.borrow().path())
 }
 
 fn the_mount_agrees_with_kept_scripts() -> Result<()> {

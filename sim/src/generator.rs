@@ -11,6 +11,7 @@
 mod attributes;
 mod lanes;
 mod numbers;
+mod subvolumes;
 
 use crate::bytes::Bytes;
 use crate::model::Model;
@@ -41,6 +42,13 @@ pub struct Without {
     /// The immutable and append-only flags.
     pub guard_flags: bool,
     pub batches: bool,
+    /// `FICLONERANGE`.
+    pub clones: bool,
+    /// Defragmentation with compression: the kernel's btrfs then sets the flag of files that are
+    /// not compressed, where it saves nothing.
+    pub compressing_defragment: bool,
+    /// Changes and clones of files that are open in a deleted subvolume.
+    pub files_of_deleted: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -52,6 +60,8 @@ pub struct Generator {
     sync_one_in: u64,
     /// One operation in so many is a batch; 0 for the usual mix.
     batch_one_in: u64,
+    /// One operation in so many is one of subvolumes or shared extents; 0 for none.
+    subvolume_one_in: u64,
     names: Vec<Vec<u8>>,
     /// The names of the model, as of the last call.
     places: Vec<(Bytes, Kind)>,
@@ -78,6 +88,7 @@ impl Generator {
             without: Without::default(),
             sync_one_in: 0,
             batch_one_in: 0,
+            subvolume_one_in: 0,
             names,
             places: Vec::new(),
             directories: Vec::new(),
@@ -115,6 +126,24 @@ impl Generator {
     /// Returns the next operation for a filesystem in the model's state.
     pub fn next(&mut self, model: &Model) -> Operation {
         self.update_places(model);
+        loop {
+            let operation = self.any(model);
+            if self.allows(&operation, model) {
+                return operation;
+            }
+        }
+    }
+
+    /// Returns whether the model knows the outcome of an operation, which a shorter script may have
+    /// in another place.
+    pub fn allows(&self, operation: &Operation, model: &Model) -> bool {
+        self.subvolume_one_in == 0 || subvolumes::is_modelled(operation, model, self.without)
+    }
+
+    fn any(&mut self, model: &Model) -> Operation {
+        if self.subvolume_one_in > 0 && self.random.one_in(self.subvolume_one_in) {
+            return self.subvolume_operation(model);
+        }
         if self.sync_one_in > 0 && self.random.one_in(self.sync_one_in) {
             return Operation::Sync;
         }
@@ -370,6 +399,30 @@ mod tests {
             assert!(*succeeded >= 40 && succeeded * 12 > *failed, "{name}: {done:?}");
         }
         assert!(model.stored_bytes() < 64 << 20);
+    }
+
+    #[test]
+    fn every_operation_on_subvolumes_succeeds_often() {
+        let mut generator = Generator::new(1).with_subvolumes(5);
+        let mut model = Model::default();
+        let mut done: BTreeMap<String, [u32; 3]> = BTreeMap::new();
+        for _ in 0..4000 {
+            let operation = generator.next(&model);
+            let name = format!("{operation:?}");
+            let name = name.split([' ', '{']).next().unwrap().to_owned();
+            let outcome = match model.apply(&operation) {
+                crate::operation::Outcome::Failed(_) => 1,
+                crate::operation::Outcome::Differs => 2,
+                _ => 0,
+            };
+            done.entry(name).or_default()[outcome] += 1;
+        }
+        assert_eq!(done.len(), 36, "{done:?}");
+        for name in ["Subvolume", "Snapshot", "DeleteSubvolume", "Clone", "Dedupe", "Defragment"] {
+            let [succeeded, failed, _] = done[name];
+            assert!(succeeded >= 20 && succeeded * 12 > failed, "{name}: {done:?}");
+        }
+        assert!(done["Dedupe"][2] >= 4, "{done:?}");
     }
 
     #[test]

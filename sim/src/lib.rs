@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`operation`] | every operation on a filesystem, and its outcome |
 //! | [`generator`] | seeded operations whose names, sizes and offsets often collide |
-//! | [`model`] | the expected behaviour: inodes in a map |
+//! | [`model`] | the expected behaviour: inodes in a map; subvolumes and snapshots |
 //! | [`subject`] | the interface of a filesystem under test |
 //! | [`posix`] | a directory of this machine as a subject, through system calls |
 //! | [`library`] | the library as a subject |

@@ -6,6 +6,7 @@
 
 mod batch;
 mod observe;
+mod subvolumes;
 
 use crate::bytes::Bytes;
 use crate::content::{pattern, read_digest};
@@ -193,15 +194,24 @@ impl LibrarySubject {
             FileKind::Symlink => return Err(errno::LOOP),
             _ => return Err(errno::NO_ADDRESS),
         }
-        let refused = match how {
-            Opening::Read => 0,
-            Opening::Append => flags::IMMUTABLE,
-            Opening::Write => flags::IMMUTABLE | flags::APPEND,
-        };
-        if self.flags(id)? & refused != 0 {
+        self.may_open(id, how)?;
+        self.filesystem().open_file(id).into_answer()
+    }
+
+    /// Makes the VFS's checks of what an open file may be used for, in its order.
+    fn may_open(&self, id: FileId, how: Opening) -> Answer<()> {
+        if how == Opening::Read {
+            return Ok(());
+        }
+        let flags = self.flags(id)?;
+        if flags & flags::IMMUTABLE != 0 {
             return Err(errno::NOT_PERMITTED);
         }
-        self.filesystem().open_file(id).into_answer()
+        self.may_change_subvolume(id)?;
+        if how == Opening::Write && flags & flags::APPEND != 0 {
+            return Err(errno::NOT_PERMITTED);
+        }
+        Ok(())
     }
 
     fn flags(&self, id: FileId) -> Answer<u32> {
@@ -226,6 +236,9 @@ impl LibrarySubject {
         }
         if let Some(done) = self.attribute_operation(operation) {
             return done.map(|()| Outcome::Done);
+        }
+        if let Some(done) = self.subvolume_operation(operation) {
+            return done;
         }
         if let Operation::Batch { requests } = operation {
             return self.batch(requests).map(Outcome::Batch);
@@ -498,7 +511,13 @@ impl Subject for LibrarySubject {
             .compress
             .map_or(Rules::default().compression, |compress| compress.compressor.name());
         let node_bytes = self.filesystem().super_block().node_bytes();
-        Rules { guards_open_files: true, node_bytes, compression }
+        Rules {
+            guards_open_files: true,
+            checks_subvolumes_first: true,
+            shows_xattrs_of_deleted: false,
+            node_bytes,
+            compression,
+        }
     }
 
     fn tree(&mut self) -> Result<Tree> {

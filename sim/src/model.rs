@@ -5,13 +5,16 @@
 //!    changes it; change times and birth times are never known.
 //! 3. An inode exists while it has a name or is open.
 //! 4. A directory has one link, and its size is twice the length of its names.
-//! 5. The result of a seek depends on the layout, which is not modelled: [`Model::accepts_seek`]
+//! 5. A snapshot is a copy of all inodes with a name; where its source has another subvolume, the
+//!    snapshot has a placeholder. Files of a deleted subvolume exist while they are open.
+//! 6. The result of a seek depends on the layout, which is not modelled: [`Model::accepts_seek`]
 //!    tells which results are possible.
 
 mod attributes;
 mod data;
 mod names;
 mod observe;
+mod subvolumes;
 
 use crate::acl::Acl;
 use crate::bytes::Bytes;
@@ -20,6 +23,7 @@ use crate::errno;
 use crate::operation::{File, Moment, Operation, Outcome, flags};
 use crate::tree::Kind;
 use std::collections::BTreeMap;
+pub use subvolumes::Subvolume;
 
 const ROOT: u64 = 1;
 const NAME_BYTES_MAX: usize = 255;
@@ -37,6 +41,11 @@ pub struct Rules {
     /// Whether immutable and append-only flags are checked at every change. Linux checks them when
     /// a file is opened; the library without the VFS checks them at every change.
     pub guards_open_files: bool,
+    /// Whether a change in a read-only subvolume, and a link or a rename between subvolumes, is
+    /// refused as soon as the directories are found. Linux checks names, kinds and flags first.
+    pub checks_subvolumes_first: bool,
+    /// Whether the xattrs of a file that is open in a deleted subvolume can be read.
+    pub shows_xattrs_of_deleted: bool,
     /// Bytes of a tree block, which limit the size of an item.
     pub node_bytes: u32,
     /// The compression of `chattr +c`: the algorithm of the mount options, or zlib.
@@ -45,7 +54,13 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Rules {
-        Rules { guards_open_files: false, node_bytes: 16_384, compression: "zlib" }
+        Rules {
+            guards_open_files: false,
+            checks_subvolumes_first: false,
+            shows_xattrs_of_deleted: true,
+            node_bytes: 16_384,
+            compression: "zlib",
+        }
     }
 }
 
@@ -70,6 +85,8 @@ pub struct Model {
     rules: Rules,
     inodes: BTreeMap<u64, Inode>,
     slots: BTreeMap<u8, u64>,
+    /// Root directories of subvolumes with a name, and whether the subvolume is read-only.
+    subvolumes: BTreeMap<u64, bool>,
     next: u64,
 }
 
@@ -88,6 +105,10 @@ struct Inode {
     flags: u32,
     /// Whether the inode was created by `O_TMPFILE` and may still be linked.
     is_linkable: bool,
+    /// The root directory of the subvolume that has the inode.
+    subvolume: u64,
+    /// Whether this is the empty directory that a snapshot has in the place of a subvolume.
+    is_placeholder: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -103,7 +124,8 @@ impl Default for Model {
         let root = Inode::new(Body::Directory(BTreeMap::new()), 0o755);
         let rules = Rules::default();
         let inodes = BTreeMap::from([(ROOT, root)]);
-        Model { rules, inodes, slots: BTreeMap::new(), next: ROOT + 1 }
+        let (slots, subvolumes) = (BTreeMap::new(), BTreeMap::new());
+        Model { rules, inodes, slots, subvolumes, next: ROOT + 1 }
     }
 }
 
@@ -125,6 +147,9 @@ impl Model {
         }
         if let Some(outcome) = self.attribute_operation(operation) {
             return outcome.map(|()| Outcome::Done);
+        }
+        if let Some(outcome) = self.subvolume_operation(operation) {
+            return outcome;
         }
         self.data_operation(operation)
     }
@@ -194,12 +219,20 @@ impl Model {
         let ino = self.lookup(at)?;
         let inode = self.inode(ino);
         match inode.body {
-            Body::File(_) if is_writing && inode.is_guarded() => Err(errno::NOT_PERMITTED),
+            Body::File(_) if is_writing => self.may_open_for_writing(inode).map(|()| ino),
             Body::File(_) => Ok(ino),
             Body::Directory(_) => Err(errno::IS_DIRECTORY),
             Body::Symlink(_) => Err(errno::LOOP),
             Body::Special(..) => Err(errno::NO_ADDRESS),
         }
+    }
+
+    fn may_open_for_writing(&self, inode: &Inode) -> Answer<()> {
+        if inode.has(flags::IMMUTABLE) {
+            return Err(errno::NOT_PERMITTED);
+        }
+        self.may_change_subvolume(inode)?;
+        if inode.has(flags::APPEND) { Err(errno::NOT_PERMITTED) } else { Ok(()) }
     }
 
     /// Checks whether the flags of an open file allow a write at `offset`, for subjects that check
@@ -242,7 +275,9 @@ impl Model {
 
     /// Removes an inode without names that is not open (law 3).
     fn forget_unused(&mut self, ino: u64) {
-        if self.inode(ino).nlink == 0 && !self.slots.values().any(|open| *open == ino) {
+        let inode = self.inode(ino);
+        let is_named = inode.nlink > 0 && !self.is_deleted(inode.subvolume);
+        if !is_named && !self.slots.values().any(|open| *open == ino) {
             self.inodes.remove(&ino);
         }
     }
@@ -263,6 +298,8 @@ impl Inode {
             default: None,
             flags: 0,
             is_linkable: false,
+            subvolume: ROOT,
+            is_placeholder: false,
         }
     }
 

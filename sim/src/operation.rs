@@ -159,6 +159,42 @@ pub enum Operation {
     Sync,
     /// Closes everything that is open, closes the filesystem, and opens it again.
     Reopen,
+    /// Creates an empty subvolume.
+    Subvolume {
+        at: Bytes,
+    },
+    /// Creates a snapshot of the subvolume at `source`.
+    Snapshot {
+        source: Bytes,
+        at: Bytes,
+        is_read_only: bool,
+    },
+    DeleteSubvolume {
+        at: Bytes,
+    },
+    /// Shares the extents of a range (`FICLONERANGE`); 0 bytes stand for the rest of the source.
+    Clone {
+        from: File,
+        from_offset: u64,
+        to: File,
+        to_offset: u64,
+        bytes: u64,
+    },
+    /// Shares the extents of two ranges with the same bytes (`FIDEDUPERANGE`).
+    Dedupe {
+        from: File,
+        from_offset: u64,
+        to: File,
+        to_offset: u64,
+        bytes: u64,
+    },
+    Defragment {
+        file: File,
+        /// Whether the extents are compressed, with zlib.
+        is_compressing: bool,
+        /// Whether shared extents are written again, where the subject can leave them alone.
+        breaks_sharing: bool,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -282,6 +318,8 @@ pub enum Outcome {
         digest: u64,
     },
     Copied(u64),
+    /// The ranges of a deduplication hold different bytes.
+    Differs,
     /// The offset that a seek returned.
     Found(u64),
     /// The outcome of each request, in the order of the batch.

@@ -9,9 +9,11 @@
 
 mod lanes;
 mod observe;
+mod subvolumes;
 
 use crate::bytes::Bytes;
 use crate::content::pattern;
+use crate::model::Rules;
 use crate::operation::{
     Allocating, File, Lane, Moment, Operation, Outcome, Renaming, Seeking, Setting, Special,
 };
@@ -38,6 +40,7 @@ pub struct PosixSubject<'a> {
     root: PathBuf,
     open: BTreeMap<u8, OwnedFd>,
     remount: Remount<'a>,
+    rules: Rules,
 }
 
 type Answer<T> = Result<T, Errno>;
@@ -45,7 +48,13 @@ type Answer<T> = Result<T, Errno>;
 impl<'a> PosixSubject<'a> {
     pub fn new(root: PathBuf, remount: Remount<'a>) -> PosixSubject<'a> {
         rustix::process::umask(Mode::empty());
-        PosixSubject { root, open: BTreeMap::new(), remount }
+        PosixSubject { root, open: BTreeMap::new(), remount, rules: Rules::default() }
+    }
+
+    #[must_use]
+    pub fn with_rules(mut self, rules: Rules) -> PosixSubject<'a> {
+        self.rules = rules;
+        self
     }
 
     fn path(&self, at: &Bytes) -> PathBuf {
@@ -87,6 +96,9 @@ impl<'a> PosixSubject<'a> {
         }
         if let Some(done) = self.attribute_operation(operation) {
             return done.map(|()| Outcome::Done);
+        }
+        if let Some(done) = self.subvolume_operation(operation) {
+            return done;
         }
         self.data_operation(operation)
     }
@@ -284,6 +296,10 @@ impl Subject for PosixSubject<'_> {
             Ok(outcome) => outcome,
             Err(errno) => Outcome::Failed(errno.raw_os_error()),
         })
+    }
+
+    fn rules(&self) -> Rules {
+        self.rules
     }
 
     fn tree(&mut self) -> Result<Tree> {

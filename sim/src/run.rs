@@ -117,8 +117,16 @@ pub fn check_seed(
         }
     }
     let Some(found) = found else { return Ok(None) };
-    let (script, disagreement) =
-        shrink(script, found, shrinking, |script| replay(&mut *make()?, script))?;
+    let (script, disagreement) = shrink(script, found, shrinking, |script| {
+        let mut subject = make()?;
+        let mut model = Model::with_rules(subject.rules());
+        let is_allowed = |operation: &Operation| {
+            let is_allowed = generator.allows(operation, &model);
+            model.apply(operation);
+            is_allowed
+        };
+        if script.iter().all(is_allowed) { replay(&mut *subject, script) } else { Ok(None) }
+    })?;
     Ok(Some(Found { seed, script, disagreement }))
 }
 

@@ -13,6 +13,7 @@ use butternut_sim::library::{CompressingEngine, LibraryEngine};
 use butternut_sim::random::Random;
 use butternut_sim::script;
 use butternut_sim::volume::{fresh, is_super_block};
+use std::ops::Range;
 use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 256 << 20;
@@ -31,6 +32,7 @@ fn workload(seed: u64) -> Workload {
         steps,
         sync_one_in: 3 + random.below(12),
         batch_one_in: 0,
+        subvolume_one_in: 0,
         going_on: 6,
         going_on_one_in: 8,
         judging: JudgeOptions { crashes, threads: 2, one_in: 1 },
@@ -98,6 +100,27 @@ fn batches_survive_every_crash() {
         }
     }
     assert!(sum.states >= 40, "{sum}");
+}
+
+/// Crashes of workloads with subvolumes, snapshots, clones, deduplication and defragmentation.
+#[test]
+fn subvolumes_survive_every_crash() {
+    let only = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
+    let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
+    let seeds: Range<u64> = match only {
+        Some(seed) => seed..seed + 1,
+        None => 9000..if is_long { 9200 } else { 9006 },
+    };
+    let mut sum = Verdict::default();
+    for seed in seeds {
+        let workload = Workload { subvolume_one_in: 3, ..workload(seed) };
+        let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
+        match workload.check(&LibraryEngine, &base, Duration::from_mins(2)).unwrap() {
+            Ok(verdict) => sum.merge(verdict),
+            Err(found) => panic!("{found}"),
+        }
+    }
+    assert!(sum.states >= 40 || only.is_some(), "{sum}");
 }
 
 #[test]

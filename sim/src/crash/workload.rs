@@ -12,7 +12,7 @@
 
 use super::{JudgeOptions, Story, StoryBuilder, Verdict, judge};
 use crate::content::SECTOR_BYTES;
-use crate::generator::Generator;
+use crate::generator::{Generator, Without};
 use crate::model::Model;
 use crate::operation::{Operation, RequestKind, flags};
 use crate::run::{Disagreement, Found, Run};
@@ -44,6 +44,8 @@ pub struct Workload {
     pub sync_one_in: u64,
     /// One operation in about so many is a batch, besides those of the usual mix; 0 adds none.
     pub batch_one_in: u64,
+    /// One operation in about so many is one of subvolumes or shared extents; 0 for none.
+    pub subvolume_one_in: u64,
     /// Operations that are applied after a crash.
     pub going_on: usize,
     pub going_on_one_in: u64,
@@ -77,7 +79,20 @@ pub struct FileSync {
 
 impl Workload {
     pub fn generator(&self) -> Generator {
-        Generator::new(self.seed).with_syncs(self.sync_one_in).with_batches(self.batch_one_in)
+        let generator =
+            Generator::new(self.seed).with_syncs(self.sync_one_in).with_batches(self.batch_one_in);
+        self.with_subvolumes(generator)
+    }
+
+    fn with_subvolumes(&self, generator: Generator) -> Generator {
+        match self.subvolume_one_in {
+            0 => generator,
+            // Open files of a deleted subvolume can be read, but not changed or cloned.
+            one_in => {
+                let without = Without { files_of_deleted: true, ..Without::default() };
+                generator.without(without).with_subvolumes(one_in)
+            }
+        }
     }
 
     /// Runs the script, or generates one, over `base`. Every outcome must agree with the model.
@@ -147,7 +162,7 @@ impl Workload {
         };
         let (script, disagreement) =
             shrink(found.script, found.disagreement, shrinking, |script| {
-                if !are_fair(script) {
+                if !are_fair(script, &self.generator()) {
                     return Ok(None);
                 }
                 Ok(attempt(Some(script))?.err().map(|found| found.disagreement))
@@ -160,19 +175,20 @@ impl Workload {
         judge(&record.story, &self.judging, &|crash, image, allowed| {
             let goes_on = crash.number.is_multiple_of(self.going_on_one_in.max(1));
             let going_on = if goes_on { self.going_on } else { 0 };
-            let seed = self.seed ^ crash.number;
+            let generator = self.with_subvolumes(Generator::new(self.seed ^ crash.number));
             let place = CrashPlace { position: crash.position, allowed };
-            check_crash(engine, image, &place, (record, &trees), (going_on, seed))
+            check_crash(engine, image, &place, (record, &trees), (going_on, generator))
                 .map_err(|error| format!("{error:#}"))
         })
     }
 }
 
-/// Returns whether every batch has a result that does not depend on the order of its requests.
-fn are_fair(script: &[Operation]) -> bool {
+/// Returns whether every batch has a result that does not depend on the order of its requests, and
+/// the model knows every outcome.
+fn are_fair(script: &[Operation], generator: &Generator) -> bool {
     let mut model = Model::default();
     script.iter().all(|operation| {
-        let is_fair = model.is_fair(operation);
+        let is_fair = model.is_fair(operation) && generator.allows(operation, &model);
         model.apply(operation);
         is_fair
     })
@@ -346,7 +362,7 @@ fn check_crash(
     image: CrashImage,
     place: &CrashPlace,
     (record, trees): (&WorkloadRecord, &[Tree]),
-    (going_on, seed): (usize, u64),
+    (going_on, generator): (usize, Generator),
 ) -> Result<()> {
     let image: Arc<dyn Device> = Arc::new(image);
     engine.check(&image).map_err(|error| error.context("the image"))?;
@@ -360,7 +376,7 @@ fn check_crash(
         return Ok(());
     }
     let mut run = Run::from_model(record.states[state].clone());
-    let mut generator = Generator::new(seed).with_syncs(8);
+    let mut generator = generator.with_syncs(8);
     let mut script = Vec::new();
     let last = [Operation::Sync, Operation::Reopen];
     for number in 0..going_on + last.len() {

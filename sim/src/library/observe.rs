@@ -5,18 +5,25 @@ use crate::content::{BLOCK_BYTES, Digest};
 use crate::operation::{Moment, flags};
 use crate::tree::{Kind, Node, Tree};
 use anyhow::{Context, Result, ensure};
-use butternut::{FIRST_ENTRY, File, FileId, FileKind, Filesystem};
+use butternut::{Error, FIRST_ENTRY, File, FileId, FileKind, Filesystem, TOP_LEVEL};
 use std::collections::BTreeMap;
 
 /// Files up to this size, in bytes, are read whole; of larger files only the data is read.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;
+
+/// Bits of an inode number in a test.
+const SUBVOLUME_SHIFT: u32 = 40;
 
 pub(super) fn tree(filesystem: &Filesystem, open: &BTreeMap<u8, File>) -> Result<Tree> {
     let mut nodes = BTreeMap::new();
     visit(filesystem, filesystem.root(), &Bytes::default(), &mut nodes)?;
     let mut slots = BTreeMap::new();
     for (slot, file) in open {
-        let mut node = node(filesystem, file.id())?;
+        let id = file.id();
+        // The tree of a deleted subvolume cannot be found any more.
+        let is_deleted = matches!(filesystem.xattr_names(id), Err(Error::Stale { .. }));
+        let xattrs = if is_deleted { BTreeMap::new() } else { xattrs(filesystem, id)? };
+        let mut node = node(filesystem, id, xattrs)?;
         node.content = contents(file, node.size)?;
         slots.insert(*slot, node);
     }
@@ -29,7 +36,8 @@ fn visit(
     at: &Bytes,
     nodes: &mut BTreeMap<Bytes, (Node, u64)>,
 ) -> Result<()> {
-    let mut node = node(filesystem, id).with_context(|| format!("reading {at}"))?;
+    let xattrs = xattrs(filesystem, id).with_context(|| format!("xattrs of {at}"))?;
+    let mut node = node(filesystem, id, xattrs).with_context(|| format!("reading {at}"))?;
     let kind = node.kind;
     match kind {
         Kind::File => {
@@ -39,7 +47,10 @@ fn visit(
         Kind::Symlink => node.target = Bytes(filesystem.read_link(id)?),
         Kind::Directory | Kind::Fifo | Kind::Character | Kind::Block | Kind::Socket => {}
     }
-    nodes.insert(at.clone(), (node, id.ino));
+    // Of the top level the inode number itself; no other subvolume's inode has the same number.
+    let own = if id.is_placeholder() { u64::MAX - nodes.len() as u64 } else { id.ino };
+    let number = own | (id.subvolume_id() ^ TOP_LEVEL) << SUBVOLUME_SHIFT;
+    nodes.insert(at.clone(), (node, number));
     if kind == Kind::Directory {
         let listing = filesystem.read_dir(id, FIRST_ENTRY);
         for entry in listing.with_context(|| format!("listing {at}"))? {
@@ -55,7 +66,16 @@ fn visit(
     Ok(())
 }
 
-fn node(filesystem: &Filesystem, id: FileId) -> Result<Node> {
+fn xattrs(filesystem: &Filesystem, id: FileId) -> Result<BTreeMap<Bytes, Bytes>> {
+    let mut xattrs = BTreeMap::new();
+    for name in filesystem.xattr_names(id)? {
+        let value = filesystem.xattr(id, &name)?;
+        xattrs.insert(Bytes(name), Bytes(value));
+    }
+    Ok(xattrs)
+}
+
+fn node(filesystem: &Filesystem, id: FileId, xattrs: BTreeMap<Bytes, Bytes>) -> Result<Node> {
     let stat = filesystem.stat(id)?;
     let moment = |time: butternut::Time| Some(Moment { secs: time.secs, nanos: time.nanos });
     let kind = match stat.kind {
@@ -67,11 +87,6 @@ fn node(filesystem: &Filesystem, id: FileId) -> Result<Node> {
         FileKind::BlockDevice => Kind::Block,
         FileKind::Socket => Kind::Socket,
     };
-    let mut xattrs = BTreeMap::new();
-    for name in filesystem.xattr_names(id)? {
-        let value = filesystem.xattr(id, &name)?;
-        xattrs.insert(Bytes(name), Bytes(value));
-    }
     Ok(Node {
         kind,
         mode: stat.mode & 0o7777,

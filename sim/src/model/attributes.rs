@@ -39,8 +39,12 @@ impl Model {
     /// Returns an inode whose attributes may change.
     fn guarded(&mut self, at: &Bytes) -> Answer<&mut Inode> {
         let ino = self.lookup(at)?;
-        let inode = self.inode_mut(ino);
-        if inode.is_guarded() { Err(errno::NOT_PERMITTED) } else { Ok(inode) }
+        let inode = self.inode(ino);
+        if inode.is_guarded() {
+            return Err(errno::NOT_PERMITTED);
+        }
+        self.may_change_subvolume(inode)?;
+        Ok(self.inode_mut(ino))
     }
 
     fn chmod(&mut self, at: &Bytes, mode: u32) -> Answer<()> {
@@ -145,6 +149,7 @@ impl Model {
     fn set_flags(&mut self, at: &Bytes, wanted: u32) -> Answer<()> {
         let ino = self.lookup(at)?;
         let compression = self.rules.compression;
+        self.may_change_subvolume(self.inode(ino))?;
         let inode = self.inode_mut(ino);
         let is_empty = match &inode.body {
             Body::File(content) => content.size() == 0,

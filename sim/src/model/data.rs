@@ -96,6 +96,7 @@ impl Model {
         if self.inode(ino).has(flags::IMMUTABLE) {
             return Err(errno::NOT_PERMITTED);
         }
+        self.may_change_subvolume(self.inode(ino))?;
         self.write(ino, self.content(ino).size(), bytes, seed);
         Ok(())
     }
@@ -146,7 +147,7 @@ impl Model {
     }
 
     /// Returns whether the result of a seek is possible: the bytes that were skipped as a hole are
-    /// zero, and so are the bytes at a found hole (law 5 of [`model`](super)).
+    /// zero, and so are the bytes at a found hole (law 6 of [`model`](super)).
     pub fn accepts_seek(&self, operation: &Operation, outcome: &Outcome) -> bool {
         let Operation::Seek { file, what, offset } = operation else { return false };
         let Ok(ino) = self.file(file, false) else { return false };

@@ -9,7 +9,7 @@ use crate::tree::Kind;
 use std::collections::BTreeMap;
 
 const SET_GID: u32 = 0o2000;
-const COMPRESSION: &str = "btrfs.compression";
+pub(super) const COMPRESSION: &str = "btrfs.compression";
 
 impl Model {
     pub(super) fn name_operation(&mut self, operation: &Operation) -> Option<Answer<()>> {
@@ -62,16 +62,20 @@ impl Model {
     }
 
     /// Returns the directory and the last component of a path at which a name can be created.
-    fn vacancy<'a>(&self, at: &'a Bytes) -> Answer<(u64, &'a [u8])> {
+    pub(super) fn vacancy<'a>(&self, at: &'a Bytes) -> Answer<(u64, &'a [u8])> {
         let (dir, name) = self.parent(at)?;
         match self.step(dir, name) {
             Ok(_) => return Err(errno::EXISTS),
             Err(errno::NOT_FOUND) => {}
             Err(error) => return Err(error),
         }
+        if self.rules.checks_subvolumes_first {
+            self.may_change_subvolume(self.inode(dir))?;
+        }
         if self.inode(dir).has(flags::IMMUTABLE) {
             return Err(errno::NOT_PERMITTED);
         }
+        self.may_change_subvolume(self.inode(dir))?;
         Ok((dir, name))
     }
 
@@ -106,6 +110,11 @@ impl Model {
         if let Some(value) = parent.xattrs.get(&name).filter(|_| takes_properties) {
             inode.xattrs.insert(name, value.clone());
         }
+        inode.subvolume = parent.subvolume;
+        self.insert(inode)
+    }
+
+    pub(super) fn insert(&mut self, inode: Inode) -> u64 {
         let ino = self.next;
         self.next += 1;
         self.inodes.insert(ino, inode);
@@ -114,12 +123,14 @@ impl Model {
 
     fn link(&mut self, from: &Bytes, to: &Bytes) -> Answer<()> {
         let ino = self.lookup(from)?;
+        self.may_cross_to(ino, to)?;
         let (dir, name) = self.vacancy(to)?;
-        let inode = self.inode_mut(ino);
+        let inode = self.inode(ino);
         if inode.is_guarded() || inode.is_directory() {
             return Err(errno::NOT_PERMITTED);
         }
-        inode.nlink += 1;
+        self.are_in_one_subvolume(ino, dir)?;
+        self.inode_mut(ino).nlink += 1;
         self.entries_mut(dir).insert(name.to_vec(), ino);
         Ok(())
     }
@@ -135,6 +146,7 @@ impl Model {
         if self.inode(dir).has(flags::IMMUTABLE) {
             return Err(errno::NOT_PERMITTED);
         }
+        self.may_change_subvolume(self.inode(dir))?;
         let ino = self.add_inode(dir, Body::File(Content::default()), mode);
         let inode = self.inode_mut(ino);
         (inode.nlink, inode.is_linkable) = (0, true);
@@ -144,14 +156,17 @@ impl Model {
 
     fn link_open(&mut self, slot: u8, to: &Bytes) -> Answer<()> {
         let ino = self.file(&File::Open(slot), false)?;
+        self.may_cross_to(ino, to)?;
         let (dir, name) = self.vacancy(to)?;
-        let inode = self.inode_mut(ino);
+        let inode = self.inode(ino);
         if inode.is_guarded() {
             return Err(errno::NOT_PERMITTED);
         }
         if inode.nlink == 0 && !inode.is_linkable {
             return Err(errno::NOT_FOUND);
         }
+        self.are_in_one_subvolume(ino, dir)?;
+        let inode = self.inode_mut(ino);
         inode.nlink += 1;
         inode.is_linkable = false;
         self.entries_mut(dir).insert(name.to_vec(), ino);
@@ -159,9 +174,12 @@ impl Model {
     }
 
     /// Checks whether the name of `victim` in `dir` may be removed.
-    fn may_delete(&self, dir: u64, victim: u64, is_rmdir: bool) -> Answer<()> {
-        let victim = self.inode(victim);
-        if self.inode(dir).is_guarded() || victim.is_guarded() {
+    pub(super) fn may_delete(&self, dir: u64, victim: u64, is_rmdir: bool) -> Answer<()> {
+        let (dir, victim) = (self.inode(dir), self.inode(victim));
+        if !dir.has(flags::IMMUTABLE) {
+            self.may_change_subvolume(dir)?;
+        }
+        if dir.is_guarded() || victim.is_guarded() {
             return Err(errno::NOT_PERMITTED);
         }
         match (is_rmdir, victim.is_directory()) {
@@ -179,6 +197,7 @@ impl Model {
             return Err(errno::NOT_EMPTY);
         }
         self.entries_mut(dir).remove(name);
+        self.subvolumes.remove(&ino);
         self.drop_link(ino);
         Ok(())
     }
@@ -191,6 +210,7 @@ impl Model {
     fn rename(&mut self, from: &Bytes, to: &Bytes, how: Renaming) -> Answer<()> {
         let (from_dir, from_name) = self.parent(from)?;
         let (to_dir, to_name) = self.parent(to)?;
+        self.may_cross((from_dir, from_name), to_dir, how)?;
         let source = self.step(from_dir, from_name)?;
         if to_name.len() > NAME_BYTES_MAX {
             return Err(errno::NAME_TOO_LONG);
@@ -217,16 +237,23 @@ impl Model {
         self.may_delete(from_dir, source, is_dir)?;
         match target {
             None if self.inode(to_dir).has(flags::IMMUTABLE) => return Err(errno::NOT_PERMITTED),
-            None => {}
+            None => self.may_change_subvolume(self.inode(to_dir))?,
             Some(target) if is_exchange => {
                 self.may_delete(to_dir, target, self.inode(target).is_directory())?;
             }
             Some(target) => {
                 self.may_delete(to_dir, target, is_dir)?;
+                self.are_in_one_subvolume(from_dir, to_dir)?;
                 if is_dir && !self.entries(target)?.is_empty() {
                     return Err(errno::NOT_EMPTY);
                 }
             }
+        }
+        if is_dir && from_dir != to_dir {
+            self.may_change_subvolume(self.inode(source))?;
+        }
+        if !self.subvolumes.contains_key(&source) {
+            self.are_in_one_subvolume(from_dir, to_dir)?;
         }
         self.entries_mut(from_dir).remove(from_name);
         self.entries_mut(to_dir).insert(to_name.to_vec(), source);
@@ -242,6 +269,20 @@ impl Model {
             self.entries_mut(from_dir).insert(from_name.to_vec(), whiteout);
         }
         Ok(())
+    }
+
+    /// Checks whether a name may move to another subvolume, for subjects that do it first.
+    fn may_cross(&self, from: (u64, &[u8]), to_dir: u64, how: Renaming) -> Answer<()> {
+        if !self.rules.checks_subvolumes_first || from.1.len() > NAME_BYTES_MAX {
+            return Ok(());
+        }
+        let crosses = self.are_in_one_subvolume(from.0, to_dir);
+        if crosses.is_err() && matches!(how, Renaming::Plain | Renaming::NoReplace) {
+            // A subvolume may cross.
+            let source = self.step(from.0, from.1)?;
+            return if self.subvolumes.contains_key(&source) { Ok(()) } else { crosses };
+        }
+        crosses
     }
 
     /// Returns whether `dir` is the directory `top` or below it.

@@ -13,8 +13,16 @@ impl Model {
         self.visit(ROOT, &Bytes::default(), &mut |path, ino| {
             nodes.insert(path.clone(), (self.inode(ino).node(), ino));
         });
-        let open = self.slots.iter().map(|(slot, ino)| (*slot, self.inode(*ino).node()));
+        let open = self.slots.iter().map(|(slot, ino)| (*slot, self.open_node(*ino)));
         Tree::from_numbered(nodes, open.collect())
+    }
+
+    fn open_node(&self, ino: u64) -> Node {
+        let mut node = self.inode(ino).node();
+        if self.is_deleted(self.inode(ino).subvolume) && !self.rules.shows_xattrs_of_deleted {
+            node.xattrs.clear();
+        }
+        node
     }
 
     /// Returns the open files without a name.
@@ -70,7 +78,7 @@ impl Model {
         self.slots.get(&slot).map(|ino| self.content(*ino).size())
     }
 
-    fn visit(&self, ino: u64, path: &Bytes, each: &mut impl FnMut(&Bytes, u64)) {
+    pub(super) fn visit(&self, ino: u64, path: &Bytes, each: &mut impl FnMut(&Bytes, u64)) {
         each(path, ino);
         if let Body::Directory(entries) = &self.inode(ino).body {
             for (name, child) in entries {

@@ -17,9 +17,15 @@ use std::path::{Path, PathBuf};
 /// The maximum size that Linux allows for a list of xattr names and for a value, in bytes.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
+/// The inode numbers of the root directory of each subvolume and of the empty directory that a
+/// snapshot has in the place of a subvolume, and the bits of an inode number.
+const SUBVOLUME_ROOT: u64 = 256;
+const PLACEHOLDER: u64 = 2;
+const SUBVOLUME_SHIFT: u32 = 40;
+
 pub(super) fn tree(root: &Path, open: &BTreeMap<u8, OwnedFd>) -> Result<Tree> {
     let mut nodes = BTreeMap::new();
-    visit(root, &Bytes::default(), &mut nodes)?;
+    visit(root, (&Bytes::default(), 0), &mut nodes)?;
     let mut slots = BTreeMap::new();
     for (slot, file) in open {
         let at = Bytes(format!("open {slot}").into_bytes());
@@ -34,7 +40,13 @@ pub(super) fn tree(root: &Path, open: &BTreeMap<u8, OwnedFd>) -> Result<Tree> {
     Ok(Tree::from_numbered(nodes, slots))
 }
 
-fn visit(root: &Path, at: &Bytes, nodes: &mut BTreeMap<Bytes, (Node, u64)>) -> Result<()> {
+/// Adds everything at and below a path. `subvolume` distinguishes the inode numbers of the
+/// subvolume that has the parent directory from those of others.
+fn visit(
+    root: &Path,
+    (at, subvolume): (&Bytes, u64),
+    nodes: &mut BTreeMap<Bytes, (Node, u64)>,
+) -> Result<()> {
     let path =
         if at.0.is_empty() { root.to_path_buf() } else { root.join(OsStr::from_bytes(&at.0)) };
     let stat = stat(&path, AtFlags::SYMLINK_NOFOLLOW).map_err(|e| context(e, "statx", at))?;
@@ -53,11 +65,17 @@ fn visit(root: &Path, at: &Bytes, nodes: &mut BTreeMap<Bytes, (Node, u64)>) -> R
         }
         Kind::Fifo | Kind::Character | Kind::Block | Kind::Socket => {}
     }
-    nodes.insert(at.clone(), (node, stat.stx_ino));
+    let is_subvolume = stat.stx_ino == SUBVOLUME_ROOT && !at.0.is_empty();
+    let subvolume = if is_subvolume { nodes.len() as u64 } else { subvolume };
+    // All placeholders of snapshots show one number.
+    let is_placeholder = stat.stx_ino == PLACEHOLDER;
+    let own = if is_placeholder { u64::MAX - nodes.len() as u64 } else { stat.stx_ino };
+    nodes.insert(at.clone(), (node, own | subvolume << SUBVOLUME_SHIFT));
     if kind == Kind::Directory {
         for entry in std::fs::read_dir(&path).with_context(|| format!("listing {at}"))? {
             let entry = entry.with_context(|| format!("listing {at}"))?;
-            visit(root, &at.join(entry.file_name().as_bytes()), nodes)?;
+            let below = at.join(entry.file_name().as_bytes());
+            visit(root, (&below, subvolume), nodes)?;
         }
     }
     Ok(())
@@ -113,7 +131,8 @@ fn xattrs(path: &Path, is_followed: bool) -> Result<BTreeMap<Bytes, Bytes>> {
     };
     let bytes = match bytes {
         Ok(bytes) => bytes,
-        Err(Errno::OPNOTSUPP) => 0,
+        // Of a file that is open in a deleted subvolume, a mount shows none.
+        Err(Errno::OPNOTSUPP | Errno::STALE) => 0,
         Err(errno) => return Err(errno).context("listxattr"),
     };
     let names: Vec<Vec<u8>> =

@@ -1,5 +1,7 @@
-//! A device that fails one request of one kind, and counts the requests of each kind.
+//! A device that fails one request of one kind, and counts the requests of each kind. A reservation
+//! is failed by the ENOSPC injector that the volume on the device is opened with.
 
+use butternut::EnospcInjector;
 use butternut_device::{Counters, Device, DeviceError};
 use butternut_sys::errno::Errno;
 use butternut_sys::file::{Alignment, WriteCache};
@@ -21,10 +23,17 @@ pub(crate) enum Kind {
     DataReads,
     /// A write of data and all that follow.
     DataWrites,
+    /// A read of metadata by a volume that keeps no tree block in memory.
+    UncachedRead,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 8] = [
+    /// The errors that a call may return when such a request has failed.
+    pub(crate) fn errnos(self) -> &'static [i32] {
+        if self == Self::Reservation { &[28] } else { &[5, 30] }
+    }
+
+    pub(crate) const ALL: [Self; 9] = [
         Self::Reservation,
         Self::MetadataRead,
         Self::DataRead,
@@ -33,10 +42,11 @@ impl Kind {
         Self::Flush,
         Self::DataReads,
         Self::DataWrites,
+        Self::UncachedRead,
     ];
 
     pub(crate) fn is_read(self) -> bool {
-        matches!(self, Self::MetadataRead | Self::DataRead | Self::DataReads)
+        matches!(self, Self::MetadataRead | Self::UncachedRead | Self::DataRead | Self::DataReads)
     }
 
     pub(crate) fn is_data_write(self) -> bool {
@@ -61,21 +71,32 @@ pub(crate) struct Injector {
     nth: [AtomicU64; KINDS],
     struck: AtomicU64,
     is_paused: AtomicBool,
+    enospc: EnospcInjector,
 }
 
 impl Injector {
     pub(crate) fn new(inner: Arc<dyn Device>, data: Range<u64>) -> Self {
         let (counts, nth, struck, is_paused) = Default::default();
-        Self { inner, data, counts, nth, struck, is_paused }
+        Self { inner, data, counts, nth, struck, is_paused, enospc: EnospcInjector::default() }
     }
 
-    /// Fails the `nth` request of a kind, counted from 1 from now on.
+    /// Returns the injector for the options of the volume.
+    pub(crate) fn enospc(&self) -> &EnospcInjector {
+        &self.enospc
+    }
+
+    /// Fails the `nth` request of a kind, counted from 1 from now on. Of reservations, each `nth`.
     pub(crate) fn arm(&self, kind: Kind, nth: u64) {
+        if kind == Kind::Reservation {
+            self.enospc.fail_every(nth);
+            return;
+        }
         self.counts[place(kind)].store(0, Ordering::SeqCst);
         self.nth[place(kind)].store(nth, Ordering::SeqCst);
     }
 
     pub(crate) fn disarm(&self) {
+        self.enospc.fail_none();
         self.nth.iter().for_each(|nth| nth.store(0, Ordering::SeqCst));
     }
 
@@ -84,9 +105,9 @@ impl Injector {
         self.is_paused.store(is_paused, Ordering::SeqCst);
     }
 
-    /// Returns the number of failed requests.
-    pub(crate) fn struck(&self) -> u64 {
-        self.struck.load(Ordering::SeqCst)
+    /// Returns whether a request has failed.
+    pub(crate) fn is_struck(&self) -> bool {
+        self.struck.load(Ordering::SeqCst) + self.enospc.failed() > 0
     }
 
     fn fails(&self, kind: Kind) -> bool {
@@ -133,7 +154,7 @@ impl Device for Injector {
         let fails = if is_data {
             self.fails(Kind::DataRead) | self.fails(Kind::DataReads)
         } else {
-            self.fails(Kind::MetadataRead)
+            self.fails(Kind::MetadataRead) | self.fails(Kind::UncachedRead)
         };
         if fails {
             let (device, bytes, cause) = (self.name().into(), memory.len() as u64, Errno(IO));

@@ -9,7 +9,7 @@
 use crate::injector::{Injector, Kind};
 use crate::subvolumes::steps::{create, fill, open as open_file, snapshot, subvolume, write};
 use crate::subvolumes::view::View;
-use crate::subvolumes::{VOLUME_BYTES, open};
+use crate::subvolumes::{FILLERS, VOLUME_BYTES, open, open_for};
 use crate::{Aim, Reached};
 use anyhow::{Context, Result, ensure};
 use butternut::SnapshotAccess::ReadOnly;
@@ -92,7 +92,7 @@ impl Template {
 
         let device = fresh(VOLUME_BYTES, &profiles)?;
         let filesystem = open(&device, &none)?;
-        fill(&filesystem)?;
+        fill(&filesystem, FILLERS)?;
         let data = crate::data_range(&filesystem)?;
         filesystem.close()?;
         let mut image = vec![0; usize::try_from(device.bytes())?];
@@ -113,23 +113,16 @@ fn run(template: &Template, aim: Aim, reached: &mut Reached) -> Result<bool> {
     let Aim { kind, nth, .. } = aim;
     let medium: Arc<dyn Device> = Arc::new(MemoryDevice::copy_of("memory", &template.image));
     let injector = Arc::new(Injector::new(Arc::clone(&medium), template.data.clone()));
-    let enospc_injector = EnospcInjector::default();
     let device: Arc<dyn Device> = Arc::<Injector>::clone(&injector);
-    let mut filesystem = open(&device, &enospc_injector)?;
-    if kind == Kind::Reservation {
-        enospc_injector.fail_every(nth);
-    } else {
-        injector.arm(kind, nth);
-    }
+    let mut filesystem = open_for(kind, &device, injector.enospc())?;
+    injector.arm(kind, nth);
     let (report, received) = receive(&filesystem, &template.streams);
-    let is_struck = injector.struck() + enospc_injector.failed() > 0;
-    enospc_injector.fail_none();
+    let is_struck = injector.is_struck();
     injector.disarm();
     let mut present = report.subvolumes.len();
     if let Err(error) = received {
         ensure!(is_struck, "{error:?}, and nothing has failed");
-        let errnos: &[i32] = if kind == Kind::Reservation { &[28] } else { &[5, 30] };
-        ensure!(errnos.contains(&error.errno()), "have {error:?}");
+        ensure!(kind.errnos().contains(&error.errno()), "have {error:?}");
         reached.entry("receive").or_default().insert(kind);
         if kind.is_data_write() {
             // The lost data is an error of a sync of all files, too.
@@ -173,6 +166,11 @@ fn each_reservation_of_a_receive_fails() {
 #[test]
 fn each_read_of_metadata_of_a_receive_fails() {
     check_kind(Kind::MetadataRead);
+}
+
+#[test]
+fn each_uncached_read_of_a_receive_fails() {
+    check_kind(Kind::UncachedRead);
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use crate::injector::{Injector, Kind};
 use crate::subvolumes::steps::{create, fill, open as open_file, write};
 use crate::subvolumes::view::View;
-use crate::subvolumes::{VOLUME_BYTES, open, options};
+use crate::subvolumes::{FILLERS, VOLUME_BYTES, open, open_for};
 use crate::{Aim, Reached};
 use anyhow::{Context, Result, ensure};
 use butternut::{
@@ -65,7 +65,7 @@ impl Template {
         let device = fresh(VOLUME_BYTES, &profiles)?;
         let none = EnospcInjector::default();
         let filesystem = open(&device, &none)?;
-        fill(&filesystem)?;
+        fill(&filesystem, FILLERS)?;
         let data = crate::data_range(&filesystem)?;
         let syncs = change(&filesystem)?;
         let logged = filesystem.sync_counts().fast;
@@ -90,18 +90,12 @@ fn run(template: &Template, aim: Aim, reached: &mut Reached) -> Result<bool> {
     let Aim { kind, nth, .. } = aim;
     let medium: Arc<dyn Device> = Arc::new(MemoryDevice::copy_of("memory", &template.image));
     let injector = Arc::new(Injector::new(Arc::clone(&medium), template.data.clone()));
-    let enospc_injector = EnospcInjector::default();
-    if kind == Kind::Reservation {
-        enospc_injector.fail_every(nth);
-    } else {
-        injector.arm(kind, nth);
-    }
+    injector.arm(kind, nth);
     let device: Arc<dyn Device> = Arc::<Injector>::clone(&injector);
-    let opened = Filesystem::open_devices(vec![device], &options(&enospc_injector));
+    let opened = open_for(kind, &device, injector.enospc());
     // What replays of this image commit.
     let synced = opened.and_then(|filesystem| filesystem.sync().map(|()| filesystem));
-    let is_struck = injector.struck() + enospc_injector.failed() > 0;
-    enospc_injector.fail_none();
+    let is_struck = injector.is_struck();
     injector.disarm();
     match synced {
         Ok(filesystem) => {
@@ -111,8 +105,7 @@ fn run(template: &Template, aim: Aim, reached: &mut Reached) -> Result<bool> {
         }
         Err(error) => {
             ensure!(is_struck, "{error:?}, and nothing has failed");
-            let errnos: &[i32] = if kind == Kind::Reservation { &[28] } else { &[5, 30] };
-            ensure!(errnos.contains(&error.errno()), "have {error:?}");
+            ensure!(kind.errnos().contains(&error.errno()), "have {error:?}");
             reached.entry("open").or_default().insert(kind);
             check_crashed(&medium)?;
             let filesystem = open(&medium, &EnospcInjector::default()).context("opened again")?;
@@ -157,6 +150,11 @@ fn each_reservation_of_a_replay_fails() {
 #[test]
 fn each_read_of_metadata_of_a_replay_fails() {
     check_kind(Kind::MetadataRead);
+}
+
+#[test]
+fn each_uncached_read_of_a_replay_fails() {
+    check_kind(Kind::UncachedRead);
 }
 
 #[test]

@@ -14,9 +14,9 @@ fn at(name: &str) -> File {
     File::At(name.into())
 }
 
-pub(crate) fn fillers() -> Vec<Operation> {
+pub(crate) fn fillers(numbers: &[u64]) -> Vec<Operation> {
     let mut all = vec![Operation::Mkdir { at: "fill".into(), mode: 0o755 }];
-    for number in 0..FILLERS {
+    for number in numbers {
         let path = Bytes::from(format!("fill/{number:03}").as_str());
         all.push(Operation::Create { at: path.clone(), mode: 0o644 });
         all.push(Operation::SetXattr {

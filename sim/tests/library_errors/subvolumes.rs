@@ -14,7 +14,10 @@
 //!
 //! The states to compare with are those of a run without errors.
 
+mod logging;
+mod reading;
 pub(crate) mod steps;
+mod stepwise;
 pub(crate) mod view;
 
 use crate::injector::{Injector, Kind};
@@ -32,6 +35,8 @@ use view::View;
 
 pub(crate) const VOLUME_BYTES: u64 = 128 << 20;
 const NODE_CACHE_BYTES: u64 = 32 << 10;
+/// The number of files that fill the trees, so that a small node cache cannot hold them.
+pub(crate) const FILLERS: usize = 150;
 const PAGE_CACHE_BYTES: u64 = 192 << 10;
 
 /// A volume, and what a run without errors shows.
@@ -60,13 +65,30 @@ pub(crate) fn open(
     Ok(Filesystem::open_devices(vec![Arc::clone(device)], &options(enospc_injector))?)
 }
 
+/// Opens a volume for a run that fails requests of a kind.
+pub(crate) fn open_for(
+    kind: Kind,
+    device: &Arc<dyn Device>,
+    enospc: &EnospcInjector,
+) -> butternut::Result<Filesystem> {
+    let mut options = options(enospc);
+    if kind == Kind::UncachedRead {
+        options = options.node_cache_bytes(0);
+    }
+    Filesystem::open_devices(vec![Arc::clone(device)], &options)
+}
+
 impl Template {
     fn new() -> Result<Self> {
+        Self::with_fillers(FILLERS)
+    }
+
+    fn with_fillers(fillers: usize) -> Result<Self> {
         let profiles = MkfsOptions { metadata: Some(Profile::Single), ..MkfsOptions::default() };
         let device = fresh(VOLUME_BYTES, &profiles)?;
         let none = EnospcInjector::default();
         let filesystem = open(&device, &none)?;
-        steps::fill(&filesystem)?;
+        steps::fill(&filesystem, fillers)?;
         let data = crate::data_range(&filesystem)?;
         filesystem.close()?;
         let mut image = vec![0; usize::try_from(device.bytes())?];
@@ -96,7 +118,6 @@ struct Trial<'a> {
     medium: Arc<dyn Device>,
     device: Arc<dyn Device>,
     injector: Arc<Injector>,
-    enospc_injector: EnospcInjector,
     filesystem: Filesystem,
     /// The number of steps that are done.
     done: usize,
@@ -109,22 +130,12 @@ fn run(template: &Template, aim: Aim, reached: &mut Reached) -> Result<bool> {
     let Aim { kind, nth, mut from } = aim;
     let medium: Arc<dyn Device> = Arc::new(MemoryDevice::copy_of("memory", &template.image));
     let injector = Arc::new(Injector::new(Arc::clone(&medium), template.data.clone()));
-    let enospc_injector = EnospcInjector::default();
     let device: Arc<dyn Device> = Arc::<Injector>::clone(&injector);
-    let filesystem = open(&device, &enospc_injector)?;
-    let mut trial = Trial {
-        template,
-        kind,
-        medium,
-        device,
-        injector,
-        enospc_injector,
-        filesystem,
-        done: 0,
-        durable: (0, 0),
-    };
+    let filesystem = open(&device, injector.enospc())?;
+    let mut trial =
+        Trial { template, kind, medium, device, injector, filesystem, done: 0, durable: (0, 0) };
     if from.is_none() {
-        trial.arm(nth);
+        trial.injector.arm(kind, nth);
     }
     let mut next = Next::GoesOn;
     for step in steps() {
@@ -133,7 +144,7 @@ fn run(template: &Template, aim: Aim, reached: &mut Reached) -> Result<bool> {
             trial = trial.reopened()?;
         }
         if from == Some(step.name) {
-            trial.arm(nth);
+            trial.injector.arm(kind, nth);
             from = None;
         }
         let (number, name) = (trial.done, step.name);
@@ -142,8 +153,8 @@ fn run(template: &Template, aim: Aim, reached: &mut Reached) -> Result<bool> {
             break;
         }
     }
-    let is_struck = trial.is_struck();
-    trial.disarm();
+    let is_struck = trial.injector.is_struck();
+    trial.injector.disarm();
     match next {
         Next::GoesOn => trial.end()?,
         Next::Lossy => trial.end_lossy()?,
@@ -152,27 +163,11 @@ fn run(template: &Template, aim: Aim, reached: &mut Reached) -> Result<bool> {
 }
 
 impl Trial<'_> {
-    fn arm(&self, nth: u64) {
-        match self.kind {
-            Kind::Reservation => self.enospc_injector.fail_every(nth),
-            kind => self.injector.arm(kind, nth),
-        }
-    }
-
-    fn disarm(&self) {
-        self.enospc_injector.fail_none();
-        self.injector.disarm();
-    }
-
-    fn is_struck(&self) -> bool {
-        self.injector.struck() + self.enospc_injector.failed() > 0
-    }
-
     /// Empties every cache, so that the next call reads what it needs.
     fn reopened(self) -> Result<Self> {
         self.injector.set_paused(true);
         self.filesystem.close().context("closing")?;
-        let filesystem = open(&self.device, &self.enospc_injector)?;
+        let filesystem = open(&self.device, self.injector.enospc())?;
         self.injector.set_paused(false);
         let durable = (self.done, self.done);
         Ok(Self { filesystem, durable, ..self })
@@ -187,11 +182,10 @@ impl Trial<'_> {
             return Ok(Next::GoesOn);
         }
         let error = have.err().context("a call that should fail succeeds")?;
-        ensure!(self.is_struck(), "{error:?}, and nothing has failed");
-        let errnos: &[i32] = if self.kind == Kind::Reservation { &[28] } else { &[5, 30] };
-        ensure!(errnos.contains(&error.errno()), "have {error:?}, want {want:?}");
+        ensure!(self.injector.is_struck(), "{error:?}, and nothing has failed");
+        ensure!(self.kind.errnos().contains(&error.errno()), "have {error:?}, want {want:?}");
         reached.entry(step.name).or_default().insert(self.kind);
-        self.disarm();
+        self.injector.disarm();
         if !self.filesystem.is_writable() {
             return Ok(Next::Lossy);
         }
@@ -219,7 +213,7 @@ impl Trial<'_> {
     /// A commit that cannot read what it needs to compute the usage of quota groups succeeds, and
     /// marks the usage as inconsistent.
     fn may_be_inconsistent(&self) -> bool {
-        self.kind == Kind::MetadataRead && self.is_struck()
+        self.kind == Kind::MetadataRead && self.injector.is_struck()
     }
 
     fn acknowledge(&mut self, step: &Step) {

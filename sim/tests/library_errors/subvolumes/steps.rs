@@ -1,5 +1,6 @@
 //! The script: each step is one call that changes something.
 
+use super::VOLUME_BYTES;
 use anyhow::Result;
 use butternut::format::quota::QgroupId;
 use butternut::{
@@ -10,15 +11,18 @@ use butternut_sim::content::pattern;
 
 const EDQUOT: i32 = 122;
 
-/// The number of files that fill the trees, so that a small node cache cannot hold them.
-const FILLERS: usize = 150;
 const DATA_BYTES: usize = 400 << 10;
+/// More xattrs of 3900 bytes than a leaf holds.
+const XATTRS: u64 = 6;
 /// The number of extents of a long file, of which a step drops 256.
 const LONG_EXTENTS: u64 = 700;
+/// More than the chunks have room for that mkfs makes, in bytes.
+const LARGE_BYTES: u64 = 30 << 20;
+const SHRUNK_BYTES: u64 = 8 << 20;
 /// What a subvolume may refer to, in bytes.
 const LIMIT: u64 = 2 << 20;
 
-type Call = fn(&Filesystem) -> butternut::Result<()>;
+pub(super) type Call = fn(&Filesystem) -> butternut::Result<()>;
 
 /// What is durable when a call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +65,14 @@ fn commit(name: &'static str, call: Call) -> Step {
 /// A change that a view does not show.
 fn hidden(step: Step) -> Step {
     Step { is_visible: false, ..step }
+}
+
+pub(super) fn in_steps_change(name: &'static str, call: Call) -> Step {
+    in_steps(change(name, call))
+}
+
+pub(super) fn hidden_change(name: &'static str, call: Call) -> Step {
+    hidden(change(name, call))
 }
 
 fn refused(name: &'static str, errno: i32, call: Call) -> Step {
@@ -123,10 +135,10 @@ fn delete(fs: &Filesystem, dir: &str, name: &str) -> butternut::Result<()> {
     fs.delete_subvolume(dir, name.as_bytes()).map(drop)
 }
 
-/// Makes what is there before the first step.
-pub(crate) fn fill(fs: &Filesystem) -> Result<()> {
+/// Makes what is there before the first step, with a number of files that fill the trees.
+pub(crate) fn fill(fs: &Filesystem, fillers: usize) -> Result<()> {
     let dir = fs.mkdir(fs.root(), b"fill", &new(0o755))?;
-    for number in 0..FILLERS {
+    for number in 0..fillers {
         let id = fs.create(dir, format!("{number:03}").as_bytes(), &new(0o644))?;
         let value = pattern(1 + 2 * number as u64, 3000);
         fs.set_xattr(id, b"user.filler", &value, SetXattr::Either)?;
@@ -154,7 +166,7 @@ pub(crate) fn fill(fs: &Filesystem) -> Result<()> {
 
 /// Returns all steps.
 pub(super) fn steps() -> Vec<Step> {
-    [made(), shared(), properties(), quotas(), deleted()].concat()
+    [made(), shared(), properties(), space(), quotas(), deleted()].concat()
 }
 
 fn made() -> Vec<Step> {
@@ -164,6 +176,14 @@ fn made() -> Vec<Step> {
         }),
         change("create in subvolume", |fs| create(fs, "sub/file")),
         change("write in subvolume", |fs| write(fs, "sub/file", 0, 70_000)),
+        // So that the tree has several leaves.
+        in_steps(change("set xattrs", |fs| {
+            let id = fs.resolve(b"sub/file", Follow::Last)?;
+            (0..XATTRS).try_for_each(|number| {
+                let (name, value) = (format!("user.{number}"), pattern(1 + 2 * number, 3900));
+                fs.set_xattr(id, name.as_bytes(), &value, SetXattr::Either)
+            })
+        })),
         commit("create nested subvolume", |fs| {
             let dir = fs.resolve(b"sub", Follow::Last)?;
             fs.create_subvolume(dir, b"inner", &new(0o755)).map(drop)
@@ -234,6 +254,25 @@ fn properties() -> Vec<Step> {
         }),
         change("write compressed", |fs| write(fs, "sub/file", 40_000, 30_000)),
         change("set label", |fs| fs.set_label(b"a label")),
+        sync(),
+    ]
+}
+
+/// Chunks that are added and removed, and sizes of the device.
+fn space() -> Vec<Step> {
+    vec![
+        change("create", |fs| create(fs, "large")),
+        hidden(change("preallocate chunks", |fs| {
+            open(fs, "large")?.allocate(0..LARGE_BYTES, Allocate::KeepSize)
+        })),
+        hidden(change("drop chunks", |fs| {
+            open(fs, "large")?.allocate(0..LARGE_BYTES, Allocate::PunchHole)
+        })),
+        sync(),
+        hidden(change("shrink", |fs| fs.resize(1, VOLUME_BYTES - SHRUNK_BYTES))),
+        hidden(change("grow", |fs| fs.resize(1, VOLUME_BYTES))),
+        hidden(change("trim", |fs| fs.trim(4096).map(drop))),
+        change("unlink", |fs| fs.unlink(fs.root(), b"large")),
         sync(),
     ]
 }
