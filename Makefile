@@ -3,8 +3,8 @@
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 export PREFIX DESTDIR HELPERDIR ZSHDIR BINARIES
 
-.PHONY: demo build install uninstall deb test test-long lint bench bench-lanes bench-fsync \
-    bench-snapshots lab lab-nightly fio fuzz clean-mounts
+.PHONY: demo build install uninstall deb test test-long error-branches lint bench bench-lanes \
+    bench-fsync bench-snapshots lab lab-nightly fio fuzz clean-mounts
 
 # Makes volumes, mounts them with Butternut, compares, shows what is in them and how fast.
 demo:
@@ -38,6 +38,12 @@ test-long: lint
 	@scripts/setup long
 	@BUTTERNUT_LONG=1 BUTTERNUT_FUZZ_ROUNDS=5000 scripts/test
 	@scripts/fstests --at-hand
+
+# Which error branches of the write path the tests take, counted by a build with coverage counters:
+# writes docs/error-branches.md in about an hour.
+error-branches:
+	@scripts/setup
+	@scripts/error-branches $(ARGS)
 
 lint:
 	@scripts/setup

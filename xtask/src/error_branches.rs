@@ -1,8 +1,8 @@
 //! The error branches of the write path: which `?` have returned an error while the tests ran.
 //!
 //! The compiler counts how often each `?` returns: with `-C instrument-coverage` the operator is a
-//! region of its own. `scripts/error-branches` builds and runs the tests, and calls this with the
-//! export of `llvm-cov`.
+//! region of its own. `scripts/error-branches` builds and runs the tests, and calls this with two
+//! exports of `llvm-cov`: of the tests that inject failures, and of all tests.
 //!
 //! Laws:
 //!
@@ -10,7 +10,8 @@
 //!    or the body of a macro.
 //! 2. An operator for which the compiler made no region is never counted as reached.
 //! 3. Each operator that never returned has the group and the reason of the first rule of
-//!    [`rules::Rule`] that matches it, or is open. A rule that matches none is an error.
+//!    [`rules::Rule`] that matches it, or is left. A rule that matches no operator at all is an
+//!    error.
 
 pub mod export;
 pub mod page;
@@ -32,16 +33,44 @@ pub struct Branch {
     /// The path of its file from the root of the repository.
     pub path: String,
     pub function: String,
-    /// The line that it is in, trimmed.
+    /// The line that it is in, as of [`source::Operator`].
     pub code: String,
-    /// How often it has returned; `None` if the compiler made no region for it (law 2).
-    pub returned: Option<u64>,
+    /// What it is applied to.
+    pub operand: String,
+    pub reached: Reached,
 }
 
-impl Branch {
-    pub fn is_reached(&self) -> bool {
-        self.returned.is_some_and(|returned| returned > 0)
+/// Which tests have made an operator return an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// A test that injects failures.
+    Injected,
+    /// Only tests that inject none.
+    Otherwise,
+    Never,
+    /// The compiler made no region for it (law 2).
+    Uncounted,
+}
+
+impl Reached {
+    fn new(injected: Option<u64>, all: Option<u64>) -> Self {
+        match (injected, all) {
+            (Some(1..), _) => Self::Injected,
+            (_, Some(1..)) => Self::Otherwise,
+            (None, None) => Self::Uncounted,
+            _ => Self::Never,
+        }
     }
+
+    pub fn is_never(self) -> bool {
+        matches!(self, Self::Never | Self::Uncounted)
+    }
+}
+
+/// The exports of `llvm-cov`.
+struct Exports {
+    injected: Counts,
+    all: Counts,
 }
 
 /// Where the page is kept.
@@ -49,18 +78,31 @@ pub fn kept(repository: &Path) -> PathBuf {
     repository.join("docs/error-branches.md")
 }
 
-/// Returns the page for an export of `llvm-cov`.
+/// Returns the page for an export of `llvm-cov` of the tests that inject failures, and one of all
+/// tests.
 ///
 /// # Errors
-/// A file cannot be read; the export or the rules have another form; a rule matches nothing.
-pub fn page(repository: &Path, export: &Path) -> Result<String> {
-    let branches = branches(repository, &Counts::read(export)?)?;
-    let rules = fs::read_to_string(repository.join("xtask/error-branches.toml"))?;
-    let rules = Rules::parse(&rules).context("xtask/error-branches.toml")?;
-    page::write(&branches, &rules)
+/// A file cannot be read; an export or the rules have another form; a rule matches nothing.
+pub fn page(repository: &Path, injected: &Path, all: &Path) -> Result<String> {
+    let exports = Exports { injected: Counts::read(injected)?, all: Counts::read(all)? };
+    let branches = branches(repository, Some(&exports))?;
+    page::write(&branches, &rules(repository)?)
 }
 
-fn branches(repository: &Path, counts: &Counts) -> Result<Vec<Branch>> {
+/// Fails if a rule matches no operator of the sources.
+///
+/// # Errors
+/// A file cannot be read; the rules have another form; a rule matches nothing.
+pub fn check_rules(repository: &Path) -> Result<()> {
+    rules(repository)?.check_used(&branches(repository, None)?)
+}
+
+fn rules(repository: &Path) -> Result<Rules> {
+    let rules = fs::read_to_string(repository.join("xtask/error-branches.toml"))?;
+    Rules::parse(&rules).context("xtask/error-branches.toml")
+}
+
+fn branches(repository: &Path, exports: Option<&Exports>) -> Result<Vec<Branch>> {
     let mut all = Vec::new();
     for name in CRATES {
         let mut files = Vec::new();
@@ -70,9 +112,12 @@ fn branches(repository: &Path, counts: &Counts) -> Result<Vec<Branch>> {
             let text = fs::read_to_string(&file)?;
             let path = file.strip_prefix(repository)?.to_string_lossy().into_owned();
             for operator in source::operators(&text) {
-                let returned = counts.of(&file, operator.line, operator.column);
-                let source::Operator { function, code, .. } = operator;
-                all.push(Branch { path: path.clone(), function, code, returned });
+                let source::Operator { line, column, function, code, operand } = operator;
+                let count = |counts: &Counts| counts.of(&file, line, column);
+                let reached = exports.map_or(Reached::Uncounted, |exports| {
+                    Reached::new(count(&exports.injected), count(&exports.all))
+                });
+                all.push(Branch { path: path.clone(), function, code, operand, reached });
             }
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! - `tidy` prints what breaks the rules of the sources.
 //! - `surface` writes the list of the library's public surface.
-//! - `error-branches EXPORT` writes the page of the error branches that the tests have taken, from
-//!   an export of `llvm-cov`: `scripts/error-branches` calls it.
+//! - `error-branches INJECTED ALL` writes the page of the error branches that the tests have taken,
+//!   from two exports of `llvm-cov`: `scripts/error-branches` calls it.
 
 use std::io::{Write, stdout};
 use std::path::Path;
@@ -16,9 +16,9 @@ fn main() -> anyhow::Result<ExitCode> {
     match words[..] {
         ["tidy"] => print_findings(),
         ["surface"] => write_surface(),
-        ["error-branches", export] => write_error_branches(export),
+        ["error-branches", injected, all] => write_error_branches(injected, all),
         _ => {
-            let usage = "usage: cargo run -p xtask -- tidy|surface|error-branches EXPORT";
+            let usage = "usage: cargo run -p xtask -- tidy|surface|error-branches INJECTED ALL";
             writeln!(stdout(), "{usage}")?;
             Ok(ExitCode::from(2))
         }
@@ -31,9 +31,9 @@ fn write_surface() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn write_error_branches(export: &str) -> anyhow::Result<ExitCode> {
+fn write_error_branches(injected: &str, all: &str) -> anyhow::Result<ExitCode> {
     let repository = xtask::tidy::repository();
-    let page = error_branches::page(&repository, Path::new(export))?;
+    let page = error_branches::page(&repository, Path::new(injected), Path::new(all))?;
     std::fs::write(error_branches::kept(&repository), page)?;
     Ok(ExitCode::SUCCESS)
 }

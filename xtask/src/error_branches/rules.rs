@@ -8,42 +8,48 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Group {
-    /// It may be reachable, and no test reaches it.
-    Open,
     /// The caller, or a check above it in the function, has ruled the error out.
     Guarded,
-    /// It needs an image that no correct writer makes; the fuzz targets and the tests of damaged
-    /// images, which are not among these runs, reach such images.
+    /// It needs an image or a stream that no correct writer makes, and that is not among the
+    /// crafted ones of these runs.
     Crafted,
     /// It needs memory that contradicts itself: an error here would be one of the program.
     Memory,
-    /// It is on a path that only reads, and changes nothing when it fails.
-    Reading,
-    /// Tests of other crates, which are not among these runs, reach it.
-    Elsewhere,
+    /// Nothing has changed when it fails: it reads, checks or prepares.
+    Before,
+    /// One place makes the volume read-only after every error there, and the change is never
+    /// committed.
+    Ended,
 }
 
 impl Group {
-    pub const ALL: [Self; 6] =
-        [Self::Open, Self::Guarded, Self::Crafted, Self::Memory, Self::Reading, Self::Elsewhere];
+    pub const ALL: [Self; 5] =
+        [Self::Guarded, Self::Crafted, Self::Memory, Self::Before, Self::Ended];
 
     /// Returns its name and what it means.
     pub fn words(self) -> (&'static str, &'static str) {
         match self {
-            Self::Open => ("open", "It may be reachable, and no test reaches it."),
             Self::Guarded => {
                 ("guarded", "The caller, or a check above it in the function, excludes the error.")
             }
             Self::Crafted => (
                 "crafted image",
-                "It needs an image that no correct writer makes. The fuzz targets and the tests of \
-                 damaged images reach such images; they are not among these runs.",
+                "It needs an image or a stream that no correct writer makes, and that is not among \
+                 the crafted ones of these runs. The fuzz targets look for more of them.",
             ),
             Self::Memory => {
                 ("memory", "It needs memory that contradicts itself, so it would be a bug.")
             }
-            Self::Reading => ("reading", "It only reads, and changes nothing when it fails."),
-            Self::Elsewhere => ("elsewhere", "Tests that are not among these runs reach it."),
+            Self::Before => (
+                "before a change",
+                "Nothing has changed when it fails: it reads, checks what the caller wants, or \
+                 prepares. Failures may reach it.",
+            ),
+            Self::Ended => (
+                "ends writing",
+                "One place above makes the volume read-only after every error there, and the \
+                 change is never committed. Failures may reach it.",
+            ),
         }
     }
 }
@@ -56,7 +62,7 @@ pub struct Rule {
     pub file: String,
     /// The name of the function; any if it is absent.
     pub function: Option<String>,
-    /// A part of the line; any if it is absent.
+    /// A part of what the operator is applied to; any if it is absent.
     pub code: Option<String>,
     pub group: Group,
     pub reason: String,
@@ -67,7 +73,24 @@ impl Rule {
         let path = branch.path.strip_prefix("crates/").unwrap_or(&branch.path);
         path.starts_with(&self.file)
             && self.function.as_ref().is_none_or(|function| *function == branch.function)
-            && self.code.as_ref().is_none_or(|code| branch.code.contains(code))
+            && self.code.as_ref().is_none_or(|code| branch.operand.contains(code))
+    }
+}
+
+/// What the rules say about some branches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied<'r, 'b> {
+    /// Each rule, with the number of branches that it is the first for.
+    pub rules: Vec<(&'r Rule, usize)>,
+    /// The branches that no rule matches.
+    pub left: Vec<&'b Branch>,
+}
+
+impl Applied<'_, '_> {
+    /// Returns the number of branches of a group.
+    pub fn count(&self, group: Group) -> usize {
+        let of_group = self.rules.iter().filter(|(rule, _)| rule.group == group);
+        of_group.map(|(_, count)| count).sum()
     }
 }
 
@@ -88,35 +111,40 @@ impl Rules {
         Ok(toml::from_str(text)?)
     }
 
-    /// Returns the group and the reason of each branch, in their order.
+    /// Returns how many branches each rule is the first for, and those that no rule matches.
+    pub fn apply<'a>(&self, branches: &[&'a Branch]) -> Applied<'_, 'a> {
+        let mut counts = vec![0; self.rule.len()];
+        let mut left = Vec::new();
+        for branch in branches {
+            match self.rule.iter().position(|rule| rule.matches(branch)) {
+                Some(at) => counts[at] += 1,
+                None => left.push(*branch),
+            }
+        }
+        Applied { rules: self.rule.iter().zip(counts).collect(), left }
+    }
+
+    /// Fails if a rule matches none of all branches.
     ///
     /// # Errors
-    /// A rule that is the first for no branch.
-    pub fn apply(&self, branches: &[&Branch]) -> Result<Vec<(Group, &str)>> {
-        let mut is_used = vec![false; self.rule.len()];
-        let mut groups = Vec::new();
-        for branch in branches {
-            let first = self.rule.iter().position(|rule| rule.matches(branch));
-            groups.push(first.map_or((Group::Open, ""), |at| {
-                is_used[at] = true;
-                (self.rule[at].group, &*self.rule[at].reason)
-            }));
-        }
-        let unused: Vec<&Rule> =
-            self.rule.iter().zip(is_used).filter(|(_, used)| !used).map(|(rule, _)| rule).collect();
+    /// There is such a rule.
+    pub fn check_used(&self, branches: &[Branch]) -> Result<()> {
+        let is_used = |rule: &&Rule| branches.iter().any(|branch| rule.matches(branch));
+        let unused: Vec<&Rule> = self.rule.iter().filter(|rule| !is_used(rule)).collect();
         ensure!(unused.is_empty(), "rules that match no branch: {unused:#?}");
-        Ok(groups)
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Group, Rules};
-    use crate::error_branches::Branch;
+    use crate::error_branches::{Branch, Reached};
 
     fn branch(path: &str, function: &str, code: &str) -> Branch {
         let [path, function, code] = [path, function, code].map(str::to_owned);
-        Branch { path, function, code, returned: Some(0) }
+        let operand = code.clone();
+        Branch { path, function, code, operand, reached: Reached::Never }
     }
 
     #[test]
@@ -130,9 +158,14 @@ mod tests {
             branch("crates/tree/src/b.rs", "f", "read()?;"),
             branch("crates/tree/src/b.rs", "f", "write()?;"),
         ];
+        rules.check_used(&all).unwrap();
+        assert!(rules.check_used(&all[1..]).is_err());
         let all: Vec<&Branch> = all.iter().collect();
-        let want = [(Group::Memory, "one"), (Group::Crafted, "two"), (Group::Open, "")];
-        assert_eq!(rules.apply(&all).unwrap(), want);
-        assert!(rules.apply(&all[1..]).is_err());
+        let applied = rules.apply(&all);
+        let counts = applied.rules.iter().map(|(rule, count)| (&*rule.reason, *count));
+        assert_eq!(counts.collect::<Vec<_>>(), [("one", 1), ("two", 1)]);
+        assert_eq!(applied.left, [all[2]]);
+        let counts = Group::ALL.map(|group| applied.count(group));
+        assert_eq!(counts, [0, 1, 1, 0, 0]);
     }
 }

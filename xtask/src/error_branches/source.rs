@@ -11,8 +11,11 @@ pub struct Operator {
     /// From 1, in bytes.
     pub column: u32,
     pub function: String,
-    /// The line, trimmed.
+    /// The line, trimmed, behind the line that its expression begins in.
     pub code: String,
+    /// What the operator is applied to: `code` without what stands behind the operator, or in front
+    /// of another one in the line.
+    pub operand: String,
 }
 
 /// Returns the operators of the shipped code of a file.
@@ -29,14 +32,35 @@ pub fn operators(text: &str) -> Vec<Operator> {
         if is_bound || macros.iter().any(|body| body.contains(&line)) {
             continue;
         }
+        let (begin, whole) = (begin(&lines, line), lines[line].trim());
+        let previous = found.last().filter(|other: &&Operator| other.line == number(line + 1));
+        let from = previous.map_or(0, |other| other.column as usize);
+        let operand = lines[line].get(from..column).unwrap_or_default().trim();
         found.push(Operator {
             line: number(line + 1),
             column: number(column + 1),
             function: function(&lines, line),
-            code: lines[line].trim().to_owned(),
+            code: format!("{begin}{whole}"),
+            operand: format!("{begin}{operand}"),
         });
     }
     found
+}
+
+/// Returns the line that the expression of a line begins in, if it is another one.
+fn begin(lines: &[&str], line: usize) -> String {
+    let mut at = line;
+    loop {
+        if !lines[at].trim_start().starts_with(['.', ')', ']', '}']) {
+            break;
+        }
+        let most = indent(lines[at]);
+        let is_outside =
+            |above: &usize| !lines[*above].trim().is_empty() && indent(lines[*above]) <= most;
+        let Some(above) = (0..at).rev().find(is_outside) else { break };
+        at = above;
+    }
+    if at == line { String::new() } else { format!("{} .. ", lines[at].trim()) }
 }
 
 fn number(at: usize) -> u32 {
@@ -79,7 +103,9 @@ fn function(lines: &[&str], line: usize) -> String {
             if let Some(name) = function_name(above) {
                 return name;
             }
-            depth = indent(above).max(1);
+            // The end of a signature of several lines is indented as the begin.
+            let ends_signature = usize::from(above.trim_start().starts_with(')'));
+            depth = (indent(above) + ends_signature).max(1);
         }
     }
     String::new()
@@ -167,9 +193,19 @@ mod tests {
     fn an_operator_is_found_with_its_function() {
         let text = "impl A {\n    pub(crate) fn one(&self) -> R {\n        let f = |a| {\n\
                     \x20           a?;\n        };\n        call(\n            b,\n\
-                    \x20       )?\n    }\n}\nfn two() -> R { c()? }\n";
-        let want = [(4, 14, "one"), (8, 10, "one"), (11, 20, "two")];
+                    \x20       )?\n    }\n}\nfn two() -> R { c()? }\n\
+                    fn three(\n    a: A,\n) -> R {\n    d()?\n}\n";
+        let want = [(4, 14, "one"), (8, 10, "one"), (11, 20, "two"), (15, 8, "three")];
         assert_eq!(places(text), want.map(|(line, column, name)| (line, column, name.to_owned())));
+    }
+
+    #[test]
+    fn an_operand_is_what_the_operator_is_applied_to() {
+        let text = "fn a() -> R {\n    b(c()?)?.d()?;\n    let e = f(|| {\n        g\n    })\n\
+                    \x20   .h(i)?;\n}\n";
+        let operands = operators(text).into_iter().map(|found| found.operand);
+        let want = ["b(c()", ")", ".d()", "let e = f(|| { .. .h(i)"];
+        assert_eq!(operands.collect::<Vec<_>>(), want);
     }
 
     #[test]
