@@ -79,6 +79,12 @@ make. Nothing is kept; meanwhile the contents of the streams use space in TMPDIR
 file without a name, and as much memory as a mounted volume does. The subvolumes must have different
 names. Streams of btrfs send --no-data are refused.
 
+ls, cat, stat, find and three commands of inspect also accept a directory of a mounted volume, of
+Butternut or of the kernel's btrfs, in the place of the devices. Its files are read as any program
+reads them, and PATH begins in it: `ls /mnt /etc`. Without PATH, VOLUME is what is shown, for cat
+and stat also a file, and the paths that are printed begin with it: `cat /mnt/etc/fstab`. What a
+mount does not tell the user is shown as `-`, and as null in JSON. A subvolume is named by its path.
+
 PATH is a path in the volume, relative to its root. Names are byte strings: unprintable characters
 are escaped on a terminal and printed unchanged elsewhere. In JSON output, a name that is not valid
 UTF-8 is followed by its exact bytes in hexadecimal, under the same key with `_bytes` appended.
@@ -313,6 +319,7 @@ time in the volume is later than SOURCE_DATE_EPOCH, and access times equal modif
 
     butternut mkfs --size 1G disk.img            creates the file
     butternut mkfs -L backup -O bgt /dev/sdx1
+    butternut mkfs --size 1G -O squota disk.img
     butternut mkfs --size 512M disk.img?offset=1M
     butternut mkfs disk.img?partition=2
     butternut mkfs --rootdir ./site --shrink site.img";

@@ -10,6 +10,7 @@ mod cp;
 mod ctl;
 mod dedupe;
 mod export;
+pub(crate) mod files;
 mod filesystem;
 mod find;
 mod getfattr;

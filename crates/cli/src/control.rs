@@ -53,6 +53,7 @@
 pub(crate) mod client;
 pub(crate) mod held_device;
 pub(crate) mod hold;
+pub(crate) mod logical_owners;
 pub(crate) mod quotas;
 pub(crate) mod receive;
 pub(crate) mod resize;
@@ -79,6 +80,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use logical_owners::LogicalRequest;
 use quotas::QuotaChange;
 use receive::ReceiveRequest;
 use resize::ResizeRequest;
@@ -137,6 +139,8 @@ pub(crate) enum Request {
     Send(SendRequest),
     /// A stream that makes subvolumes.
     Receive(ReceiveRequest),
+    /// The files that contain a logical address.
+    LogicalResolve(LogicalRequest),
 }
 
 /// What a stream is made of. Subvolumes have the ids of the format.
@@ -165,7 +169,8 @@ impl Request {
             | Self::Resize(_)
             | Self::Hold
             | Self::Send(_)
-            | Self::Receive(_) => true,
+            | Self::Receive(_)
+            | Self::LogicalResolve(_) => true,
             Self::Stats { .. }
             | Self::Tunables
             | Self::Set { .. }
@@ -189,6 +194,8 @@ pub(crate) enum SubvolumeSelector {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Format {
     Text,
+    /// As text, with what each number means.
+    Explained,
     Json,
     Prometheus,
 }
@@ -414,8 +421,8 @@ mod tests {
         check(&Request::Label { label: vec![98] }, r#"{"ask":"label","label":[98]}"#);
         let resize = ResizeRequest { devid: Some(1), size: NewSize::Max };
         check(&Request::Resize(resize), r#"{"ask":"resize","devid":1,"size":"max"}"#);
-        let received = ReceiveRequest { directory: 1, end: ReceiveEnd::Input };
-        let receive = r#"{"ask":"receive","directory":1,"end":"input"}"#;
+        let received = ReceiveRequest { directory: 1, end: ReceiveEnd::Input, is_resumed: false };
+        let receive = r#"{"ask":"receive","directory":1,"end":"input","is_resumed":false}"#;
         check(&Request::Receive(received), receive);
         let resize = ResizeRequest { devid: None, size: NewSize::Fewer(9) };
         let fewer = r#"{"ask":"resize","devid":null,"size":{"fewer":9}}"#;

@@ -3,6 +3,7 @@
 
 pub(crate) mod arg;
 pub(crate) mod contents;
+pub(crate) mod growth;
 pub(crate) mod identity;
 pub(crate) mod image_size;
 pub(crate) mod partitions;
@@ -12,7 +13,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use butternut::device::{DeviceError, OpenError};
-use butternut::{Error, FileId, Filesystem, Follow, MountOptions, TOP_LEVEL, TreeError};
+use butternut::{Error, FileId, Filesystem, Follow, MountOptions, Subvolume, TOP_LEVEL, TreeError};
 use rustix::io::Errno;
 
 use crate::args::{GlobalArgs, VolumeArgs, VolumesArgs};
@@ -164,9 +165,30 @@ pub(crate) fn not_opened(arg: &VolumeArg, options: &MountOptions, error: &Error)
 /// Reports the first missing, unreadable or unsuitable device of a volume.
 ///
 /// # Errors
-/// As [`check_device`].
+/// As [`check_device`]; a subvolume of a directory is named.
 pub(crate) fn check_devices(arg: &VolumeArg) -> Result<(), Failure> {
+    let directory = arg.devices.iter().find(|device| device.path.is_dir());
+    if let Some(directory) = directory {
+        refuse_subvolume(&directory.path, &arg.subvolume)?;
+    }
     arg.devices.iter().try_for_each(|device| check_device(&device.path))
+}
+
+/// Refuses `DIRECTORY@SUBVOL`, and says how the subvolume of a mounted volume is named.
+fn refuse_subvolume(directory: &Path, subvolume: &Subvolume) -> Result<(), Failure> {
+    let shown = directory.display();
+    let hint = match subvolume {
+        Subvolume::Default => return Ok(()),
+        Subvolume::Path(path) => {
+            let path = String::from_utf8_lossy(path);
+            format!("name it by its path: {shown}/{}", path.trim_start_matches('/'))
+        }
+        Subvolume::Id(_) => {
+            format!("name it by its path; `butternut subvolume list {shown}` shows the paths")
+        }
+    };
+    let what = format!("{shown}@{}", arg::describe(subvolume));
+    Err(Failure::new(what, "a subvolume of a mounted volume is named without @").hint(hint))
 }
 
 /// Reports a missing, unreadable or unsuitable device before the volume is opened.

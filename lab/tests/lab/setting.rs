@@ -2,6 +2,7 @@
 //! program that runs in it.
 
 use butternut_lab::record::Record;
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -186,8 +187,13 @@ impl Setting {
     /// Waits for the fio of the measurement, not that of the layout, and returns its process.
     #[track_caller]
     pub(crate) fn wait_for_job(&self) -> u32 {
-        self.wait_until("a job runs", || !self.jobs().is_empty());
-        self.jobs()[0]
+        // One that is seen may end before it is looked at again.
+        let job = Cell::new(None);
+        self.wait_until("a job runs", || {
+            job.set(self.jobs().first().copied());
+            job.get().is_some()
+        });
+        job.get().unwrap()
     }
 
     fn jobs(&self) -> Vec<u32> {

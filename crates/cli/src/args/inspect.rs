@@ -15,10 +15,18 @@ pub(crate) enum InspectCommand {
     /// Print statistics of trees
     TreeStats(TreeStatsArgs),
     /// Print the paths of an inode
+    ///
+    /// VOLUME may be a directory of a mounted volume: the inode is one of the subvolume that
+    /// contains it. This needs root.
     InodeResolve(InodeResolveArgs),
     /// Print the files that contain a logical address
+    ///
+    /// VOLUME may be a directory of a mounted volume of Butternut. Data that has not been written
+    /// back yet has no address there.
     LogicalResolve(LogicalResolveArgs),
     /// Print the id of the subvolume that contains a path
+    ///
+    /// VOLUME may be a directory of a mounted volume, and without a path also a file there.
     Rootid(RootidArgs),
 }
 

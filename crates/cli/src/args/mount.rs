@@ -45,6 +45,9 @@ pub(crate) struct StatsArgs {
     /// Print metrics in the Prometheus text format
     #[arg(long, conflicts_with = "json")]
     pub(crate) prometheus: bool,
+    /// Print what each number means
+    #[arg(long, conflicts_with_all = ["json", "prometheus"])]
+    pub(crate) explain: bool,
 }
 
 #[derive(Debug, Args)]

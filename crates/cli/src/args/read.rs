@@ -18,8 +18,8 @@ use super::defragment::{DEFRAGMENT_HELP, DefragmentArgs};
 pub(crate) struct LsArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
-    /// Directories whose entries are listed, and files
-    #[arg(default_value = "/", value_name = "PATH")]
+    /// Directories whose entries are listed, and files [default: /]
+    #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<OsString>,
     /// Print mode, links, owner, group, size and modification time
     #[arg(short, long)]
@@ -72,8 +72,8 @@ pub(crate) struct LsArgs {
 pub(crate) struct CatArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
-    /// Files
-    #[arg(required = true, value_name = "PATH")]
+    /// Files; a file of a mounted volume may be named alone, as MOUNT/PATH
+    #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<OsString>,
     /// Offset of the first byte printed of each file, with suffix K, M, G or T
     #[arg(long, default_value = "0", value_name = "N")]
@@ -87,8 +87,8 @@ pub(crate) struct CatArgs {
 pub(crate) struct StatArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
-    /// Files
-    #[arg(default_value = "/", value_name = "PATH")]
+    /// Files [default: /]
+    #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<OsString>,
     /// Follow symlinks
     #[arg(short = 'L', long)]
@@ -108,6 +108,10 @@ and -ls. So may -size, and has its meaning there: +N is more than N, -N is less,
 blocks of 512 bytes, or in the units c (bytes), w (2 bytes), k, M or G; a size is rounded up to
 whole units. Other tests, actions and operators of find(1) do not exist.
 
+VOLUME may be a directory of a mounted volume. Paths begin in it; without a starting point, the
+search begins at VOLUME, and the paths that are printed do, too. What is mounted below is not
+searched.
+
     butternut find disk.img /srv -name '*.log' -size +10M -mtime -7 -ls";
 
 #[expect(clippy::struct_excessive_bools, reason = "command-line options")]
@@ -115,9 +119,8 @@ whole units. Other tests, actions and operators of find(1) do not exist.
 pub(crate) struct FindArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
-    /// Starting point of the search
-    #[arg(default_value = "/")]
-    pub(crate) start: OsString,
+    /// Starting point of the search [default: /]
+    pub(crate) start: Option<OsString>,
     /// Match file names against a pattern: `*`, `?`, `[a-z]`, `[!a-z]`, `\` before a literal
     #[arg(long, value_name = "GLOB", allow_hyphen_values = true)]
     pub(crate) name: Option<OsString>,

@@ -41,11 +41,15 @@ the new directories is read or changed, whatever the stream contains.
 VOLUME may be a directory of a mounted volume, in which the subvolumes are created: the process of
 the mount applies the stream, for root and the owner of the mount, if they can write to the
 directory. A subvolume has no name on the mount before it is complete. It is deleted if the command
-is interrupted; if the mount ends then, it stays, writable.
+is interrupted; if the mount ends then, it stays, writable. Meanwhile the mount cannot be remounted
+read-only (Linux 6.2). With --resume, its snapshot `.butternut-receive...` has a name on the mount
+after an interruption, and is read-only. The receive goes on there, or when the volume is not
+mounted.
 
     btrfs send /srv/snap1 | butternut receive disk.img
     butternut receive -f full.stream disk.img /backups
     butternut receive -f full.stream /mnt/backups
+    butternut receive -f full.stream --resume /mnt/backups
     ssh host btrfs send /srv/snap1 | butternut receive --resume disk.img
     butternut receive -f full.stream --to-directory /tmp/tree
     butternut receive -f full.stream --dump";

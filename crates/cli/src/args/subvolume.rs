@@ -130,8 +130,8 @@ Subvolumes of a mounted volume are named by their paths alone, or by an id and a
 their space is freed in the background. This needs root, or for paths the mount option
 user_subvol_rm_allowed. Only root can list the subvolumes inside others, so -R of another user
 deletes only a subvolume with none inside. A mount point is refused, and so are the default
-subvolume, one that is being sent, and one inside a read-only subvolume until `property set PATH ro
-false` has made that writable:
+subvolume, one that a send or a receive reads, and one inside a read-only subvolume until `property
+set PATH ro false` has made that writable:
   butternut subvolume delete [-R] MOUNT/PATH...
   butternut subvolume delete -i ID MOUNT";
 

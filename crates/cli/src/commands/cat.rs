@@ -8,10 +8,12 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::ops::Range;
 
-use butternut::{Error, File, Follow};
+use butternut::{Error, Follow};
 
+use super::mounted::files::{MountedFiles, OpenFile};
+use super::mounted::usage;
 use crate::args::{CatArgs, GlobalArgs};
-use crate::failure::{Completion, Failure, Outcome, chain};
+use crate::failure::{Completion, Failure, Outcome, chain, io_text};
 use crate::output::{Output, base64, json, stderr_line, text};
 use crate::volume::OpenVolume;
 
@@ -23,8 +25,54 @@ const SIGPIPE_STATUS: u8 = 128 + 13;
 
 /// Why the output of a file ended early. A read error comes with its file offset.
 enum CopyError {
-    Read(u64, Box<Error>),
+    Read(u64, ReadError),
     Write(io::Error),
+}
+
+/// Why a file cannot be read: of a volume that is not mounted, and of a mounted one.
+enum ReadError {
+    Library(Box<Error>),
+    Io(io::Error),
+}
+
+/// A file that is printed.
+enum Source {
+    Volume(butternut::File),
+    Mounted(OpenFile),
+}
+
+impl Source {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Volume(file) => file.len(),
+            Self::Mounted(file) => file.len(),
+        }
+    }
+
+    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize, ReadError> {
+        match self {
+            Self::Volume(file) => {
+                file.read_at(at, into).map_err(|error| ReadError::Library(Box::new(error)))
+            }
+            Self::Mounted(file) => file.read_at(at, into).map_err(ReadError::Io),
+        }
+    }
+}
+
+impl ReadError {
+    fn failure(&self, what: String) -> Failure {
+        match self {
+            Self::Library(error) => Failure::of(what, error),
+            Self::Io(error) => Failure::io(what, error),
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Library(error) => chain(error),
+            Self::Io(error) => io_text(error),
+        }
+    }
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &CatArgs, out: &mut Output) -> Outcome {
@@ -33,11 +81,29 @@ pub(crate) fn run(global: &GlobalArgs, args: &CatArgs, out: &mut Output) -> Outc
         Some(typed) => crate::args::parse_bytes("--length", typed)?,
         None => u64::MAX,
     };
+    let range = (start, length);
+    if let Some((files, paths)) = MountedFiles::open_any(&args.volume.volume, &args.paths)? {
+        let open = |path: &OsString| files.open_to_read(path).map(Source::Mounted);
+        return print_all(global, &paths, range, &open, out);
+    }
+    if args.paths.is_empty() {
+        return Ok(usage("name the files of the volume, or one of a mounted volume: MOUNT/PATH"));
+    }
     let opened = OpenVolume::from_arg(global, &args.volume)?;
+    print_all(global, &args.paths, range, &|path| open(&opened, path), out)
+}
+
+fn print_all(
+    global: &GlobalArgs,
+    paths: &[OsString],
+    (start, length): (u64, u64),
+    open: &dyn Fn(&OsString) -> Result<Source, Failure>,
+    out: &mut Output,
+) -> Outcome {
     let mut done = Completion::Success;
     let mut documents = 0;
-    for path in &args.paths {
-        let printed = open(&opened, path).and_then(|file| {
+    for path in paths {
+        let printed = open(path).and_then(|file| {
             let end = start.saturating_add(length).min(file.len()).max(start);
             let stopped = if global.json {
                 documents += 1;
@@ -53,7 +119,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &CatArgs, out: &mut Output) -> Outc
                 Err(CopyError::Read(at, error)) => {
                     // A failed write is returned by the next one.
                     out.flush().unwrap_or_default();
-                    Err(Failure::of(format!("{}: at byte {at}", path.display()), &error))
+                    Err(error.failure(format!("{}: at byte {at}", path.display())))
                 }
             }
         });
@@ -82,15 +148,16 @@ fn cut_short(done: Completion) -> Completion {
     if done == Completion::Success { Completion::Status(SIGPIPE_STATUS) } else { done }
 }
 
-fn open(opened: &OpenVolume, path: &OsString) -> Result<File, Failure> {
+fn open(opened: &OpenVolume, path: &OsString) -> Result<Source, Failure> {
     let id = opened.resolve(path, Follow::Last)?;
     let shown = text::escaped(&text::bytes(path));
-    opened.filesystem.open_file(id).map_err(|error| Failure::of(shown, &error))
+    let file = opened.filesystem.open_file(id).map_err(|error| Failure::of(shown, &error))?;
+    Ok(Source::Volume(file))
 }
 
 /// Passes the bytes of `range` to `sink`, at most [`READ_BYTES`] at a time.
 fn copy(
-    file: &File,
+    file: &Source,
     range: Range<u64>,
     sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
 ) -> Result<(), CopyError> {
@@ -98,9 +165,8 @@ fn copy(
     let mut at = range.start;
     while at < range.end {
         let left = usize::try_from(range.end - at).unwrap_or(READ_BYTES).min(READ_BYTES);
-        let read = file
-            .read_at(at, &mut buffer[..left])
-            .map_err(|error| CopyError::Read(at, Box::new(error)))?;
+        let read =
+            file.read_at(at, &mut buffer[..left]).map_err(|error| CopyError::Read(at, error))?;
         if read == 0 {
             break;
         }
@@ -114,7 +180,7 @@ fn copy(
 fn print_json(
     out: &mut Output,
     path: &OsString,
-    file: &File,
+    file: &Source,
     range: Range<u64>,
 ) -> Result<(), CopyError> {
     let writing = CopyError::Write;
@@ -124,7 +190,7 @@ fn print_json(
     let stopped = copy(file, range, &mut |buffer| base64::write(out, buffer));
     let tail = match &stopped {
         Err(CopyError::Read(_, error)) => {
-            format!("\",\"error\":{}}}", serde_json::Value::from(chain(error)))
+            format!("\",\"error\":{}}}", serde_json::Value::from(error.text()))
         }
         Ok(()) | Err(CopyError::Write(_)) => "\"}".to_owned(),
     };

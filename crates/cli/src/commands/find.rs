@@ -3,11 +3,14 @@
 mod filter;
 mod glob;
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use butternut::{FileKind, Follow};
 use filter::Filter;
 
+use super::files::Files;
+use super::mounted::files::MountedFiles;
 use super::walk::{Walk, WalkEntry, WalkError, WalkPath};
 use crate::args::{FindArgs, GlobalArgs};
 use crate::failure::{Completion, Failure, Outcome};
@@ -28,17 +31,35 @@ fn find(
     out: &mut Output,
 ) -> Result<(), Failure> {
     let filter = Filter::of(args)?;
+    let (start, root) = (args.start.as_slice(), OsString::from("/"));
+    if let Some((files, paths)) = MountedFiles::open(&args.volume.volume, start)? {
+        let start = paths.first().unwrap_or(&root);
+        let id = files.find(start, Follow::NotLast)?;
+        return search(global, args, (&files, id, start), (&filter, done), out);
+    }
     let opened = OpenVolume::from_arg(global, &args.volume)?;
-    let id = opened.resolve(&args.start, Follow::NotLast)?;
-    let path = text::bytes(&args.start);
-    let kind = opened.filesystem.stat(id).map_err(|e| Failure::of(text::escaped(&path), &e))?.kind;
-    let mut walk = Walk::new(&opened.filesystem, args.one_subvolume);
-    let mut printer =
-        Printer { opened: &opened, args, json: global.json.then(json::List::default) };
+    let start = args.start.as_ref().unwrap_or(&root);
+    let id = opened.resolve(start, Follow::NotLast)?;
+    search(global, args, (&opened.filesystem, id, start), (&filter, done), out)
+}
+
+/// Searches from a starting point on.
+fn search<F: Files>(
+    global: &GlobalArgs,
+    args: &FindArgs,
+    (files, id, start): (&F, F::Id, &OsString),
+    (filter, done): (&Filter, &mut Completion),
+    out: &mut Output,
+) -> Result<(), Failure> {
+    let path = text::bytes(start);
+    let failed = |error| F::failure(text::escaped(&path), &error);
+    let kind = files.attributes(&id).map_err(failed)?.kind;
+    let mut walk = Walk::new(files, args.one_subvolume);
+    let mut printer = Printer { files, args, json: global.json.then(json::List::default) };
     let mut next = Some(Ok(WalkEntry { path: WalkPath::new(path), id, kind, depth: 0 }));
     while let Some(step) = next {
         let checked = step.and_then(|found| {
-            let matches = filter.matches(&opened, &found)?;
+            let matches = filter.matches(files, &found)?;
             Ok((found, matches))
         });
         let visited = match checked {
@@ -52,7 +73,7 @@ fn find(
         };
         if let Err(WalkError { path, error }) = visited {
             let flushed = out.flush();
-            stderr_line(&Failure::of(text::escaped(&path), &error).to_string());
+            stderr_line(&F::failure(text::escaped(&path), &error).to_string());
             *done = Completion::PartialFailure;
             flushed?;
         }
@@ -64,20 +85,23 @@ fn find(
     Ok(())
 }
 
-struct Printer<'a> {
-    opened: &'a OpenVolume,
+/// The columns before a path, and the target of a symlink.
+type Listed = (String, Option<Vec<u8>>);
+
+struct Printer<'a, F> {
+    files: &'a F,
     args: &'a FindArgs,
     json: Option<json::List>,
 }
 
-impl Printer<'_> {
+impl<F: Files> Printer<'_, F> {
     /// Prints what was found. What cannot be read of it is the inner error, after which the walk
     /// goes on.
     fn print(
         &mut self,
-        found: &WalkEntry,
+        found: &WalkEntry<F::Id>,
         out: &mut Output,
-    ) -> Result<Result<(), WalkError>, Failure> {
+    ) -> Result<Result<(), WalkError<F::Error>>, Failure> {
         let Some(list) = &mut self.json else {
             let escape = out.is_terminal && !self.args.null;
             let listed = if self.args.ls { self.ls(found) } else { Ok(Default::default()) };
@@ -95,24 +119,19 @@ impl Printer<'_> {
             return Ok(Ok(()));
         };
         let object = json::Object::new().name("path", &found.path.bytes());
-        let object = match self.opened.filesystem.stat(found.id) {
-            Ok(stat) => super::stat::fields(object, &stat),
-            Err(error) => object.put("error", error.to_string()),
+        let object = match self.files.all_attributes(&found.id) {
+            Ok(attributes) => super::stat::fields(object, &attributes),
+            Err(error) => object.put("error", F::text(&error)),
         };
         list.push(out, object)?;
         Ok(Ok(()))
     }
 
     /// Returns the columns before the path, as with `-ls` of find(1), and the target of a symlink.
-    fn ls(&self, found: &WalkEntry) -> Result<(String, Option<Vec<u8>>), WalkError> {
-        let filesystem = &self.opened.filesystem;
-        let failed = |error: butternut::Error| WalkError {
-            path: found.path.bytes(),
-            error: Box::new(error),
-        };
-        let stat = filesystem.stat(found.id).map_err(failed)?;
-        let is_device = matches!(stat.kind, FileKind::CharDevice | FileKind::BlockDevice);
-        let size = if is_device {
+    fn ls(&self, found: &WalkEntry<F::Id>) -> Result<Listed, WalkError<F::Error>> {
+        let failed = |error| WalkError { path: found.path.bytes(), error: Box::new(error) };
+        let stat = self.files.attributes(&found.id).map_err(failed)?;
+        let size = if stat.is_device() {
             format!("{}, {}", stat.rdev.0, stat.rdev.1)
         } else {
             stat.size.to_string()
@@ -122,7 +141,7 @@ impl Printer<'_> {
         let columns =
             format!("{ino:>9} {blocks:>6} {mode} {links:>3} {uid:<8} {gid:<8} {size:>8} {time} ");
         let is_link = stat.kind == FileKind::Symlink;
-        let target = is_link.then(|| filesystem.read_link(found.id).map_err(failed)).transpose()?;
+        let target = is_link.then(|| self.files.target(&found.id).map_err(failed)).transpose()?;
         Ok((columns, target))
     }
 }

@@ -25,6 +25,7 @@ use butternut::{DevicePath, Error, FileId, FileKind, Filesystem, Follow};
 use rustix::fs::{Mode, OFlags, openat};
 
 pub(super) use apply::{Counts, Rules};
+pub(super) use entry::xattrs_of_handle;
 
 use super::export::raise_open_files_limit;
 use super::progress::Progress;

@@ -5,9 +5,11 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io::Write;
 
-use butternut::{DirEntry, Error, FIRST_ENTRY, FileId, FileKind, Follow, Stat};
+use butternut::{FileKind, Follow};
 
-use super::walk::{DEPTH_MAX, WalkEntry, WalkError, WalkPath, directory_cycle};
+use super::files::{Attributes, FileEntry, Files, or_root};
+use super::mounted::files::MountedFiles;
+use super::walk::{DEPTH_MAX, WalkEntry, WalkError, WalkPath};
 use crate::args::{GlobalArgs, LsArgs};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::table::{Side, Table};
@@ -19,42 +21,64 @@ struct Entry {
     name: Vec<u8>,
     /// Its path, for JSON.
     path: Vec<u8>,
-    id: FileId,
-    stat: Option<Stat>,
+    /// The inode number, with --inode.
+    ino: Option<u64>,
+    stat: Option<Attributes>,
     target: Option<Vec<u8>>,
 }
 
-struct Lister<'a> {
-    opened: &'a OpenVolume,
+/// What entries are sorted by, in front of their names.
+type Rank = Reverse<(i64, u32)>;
+
+/// Finds the file of a path.
+type Find<'a, I> = &'a dyn Fn(&OsString) -> Result<I, Failure>;
+
+struct Lister<'a, F: Files> {
+    files: &'a F,
+    find: Find<'a, F::Id>,
     args: &'a LsArgs,
     json: Option<json::List>,
     done: Completion,
     /// Directories already listed.
-    entered: HashSet<FileId>,
+    entered: HashSet<F::Identity>,
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &LsArgs, out: &mut Output) -> Outcome {
+    if let Some((files, paths)) = MountedFiles::open(&args.volume.volume, &args.paths)? {
+        let find = |path: &OsString| files.find(path, Follow::NotLast);
+        return list(global, args, (&files, &find, &paths), out);
+    }
     let opened = OpenVolume::from_arg(global, &args.volume)?;
+    let find = |path: &OsString| opened.resolve(path, Follow::NotLast);
+    list(global, args, (&opened.filesystem, &find, &or_root(&args.paths)), out)
+}
+
+fn list<F: Files>(
+    global: &GlobalArgs,
+    args: &LsArgs,
+    (files, find, paths): (&F, Find<'_, F::Id>, &[OsString]),
+    out: &mut Output,
+) -> Outcome {
     let json = global.json.then(json::List::default);
-    let mut lister =
-        Lister { opened: &opened, args, json, done: Completion::Success, entered: HashSet::new() };
-    let printed = match args.paths.as_slice() {
+    let (done, entered) = (Completion::Success, HashSet::new());
+    let mut lister = Lister { files, find, args, json, done, entered };
+    let printed = match paths {
         [path] => lister.find(path).and_then(|top| lister.one(&top, out)),
         paths => lister.several(paths, out),
     };
     lister.done.after(printed)
 }
 
-impl Lister<'_> {
-    fn find(&self, path: &OsString) -> Result<WalkEntry, Failure> {
+impl<F: Files> Lister<'_, F> {
+    fn find(&self, path: &OsString) -> Result<WalkEntry<F::Id>, Failure> {
         let bytes = text::bytes(path);
-        let id = self.opened.resolve(path, Follow::NotLast)?;
-        let stat = self.opened.filesystem.stat(id);
-        let kind = stat.map_err(|error| Failure::of(text::escaped(&bytes), &error))?.kind;
+        let id = (self.find)(path)?;
+        let stat = self.files.attributes(&id);
+        let kind = stat.map_err(|error| F::failure(text::escaped(&bytes), &error))?.kind;
         Ok(WalkEntry { path: WalkPath::new(bytes), id, kind, depth: 0 })
     }
 
-    fn is_listed(&self, top: &WalkEntry) -> bool {
+    fn is_listed(&self, top: &WalkEntry<F::Id>) -> bool {
         top.kind == FileKind::Directory && !self.args.directory
     }
 
@@ -62,12 +86,12 @@ impl Lister<'_> {
         self.args.long || self.args.numeric_uid_gid
     }
 
-    fn one(&mut self, top: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
+    fn one(&mut self, top: &WalkEntry<F::Id>, out: &mut Output) -> Result<(), Failure> {
         if self.is_listed(top) {
             self.directory(top, self.args.recursive, out)?;
         } else {
             let path = top.path.bytes();
-            let entry = self.entry(path.clone(), path, top.id)?;
+            let entry = self.entry(path.clone(), path, &top.id)?;
             self.print(vec![entry], out)?;
         }
         self.end(out)
@@ -81,24 +105,24 @@ impl Lister<'_> {
             let found = self.find(path);
             let entry = found.and_then(|top| {
                 let path = top.path.bytes();
-                Ok((self.entry(path.clone(), path, top.id)?, top))
+                Ok((self.entry(path.clone(), path, &top.id)?, top))
             });
             match entry {
                 Ok((entry, top)) if self.is_listed(&top) => directories.push((entry, top)),
-                Ok((entry, _)) => files.push(entry),
+                Ok((entry, top)) => files.push((entry, top)),
                 Err(failure) => self.report(&failure),
             }
         }
         if !self.args.unsorted {
-            files.sort_by_cached_key(|entry| self.key(entry.id, &entry.name));
-            directories.sort_by_cached_key(|(entry, _)| self.key(entry.id, &entry.name));
+            files.sort_by_cached_key(|(entry, top)| self.key(&top.id, &entry.name));
+            directories.sort_by_cached_key(|(entry, top)| self.key(&top.id, &entry.name));
         }
         if self.args.reverse {
             files.reverse();
             directories.reverse();
         }
         let mut is_first = files.is_empty();
-        self.print(files, out)?;
+        self.print(files.into_iter().map(|(entry, _)| entry).collect(), out)?;
         for (_, top) in directories {
             if !is_first && self.json.is_none() {
                 out.write_all(b"\n")?;
@@ -127,9 +151,9 @@ impl Lister<'_> {
     }
 
     /// Returns what an entry is sorted by. One that cannot be read is the oldest and smallest.
-    fn key(&self, id: FileId, name: &[u8]) -> (Reverse<(i64, u32)>, Vec<u8>) {
+    fn key(&self, id: &F::Id, name: &[u8]) -> (Rank, Vec<u8>) {
         let stat = if self.args.by_time || self.args.by_size {
-            self.opened.filesystem.stat(id).ok()
+            self.files.attributes(id).ok()
         } else {
             None
         };
@@ -144,7 +168,7 @@ impl Lister<'_> {
     /// Lists `top`, and with --recursive all directories below it. `is_named`: with their names.
     fn directory(
         &mut self,
-        top: &WalkEntry,
+        top: &WalkEntry<F::Id>,
         is_named: bool,
         out: &mut Output,
     ) -> Result<(), Failure> {
@@ -162,7 +186,7 @@ impl Lister<'_> {
             let entries = match self.entries(&found) {
                 Ok(entries) => entries,
                 Err(broken) if found.depth == 0 => {
-                    return Err(Failure::of(text::escaped(&broken.path), &broken.error));
+                    return Err(F::failure(text::escaped(&broken.path), &broken.error));
                 }
                 Err(broken) => {
                     self.failed(&broken.path, &broken.error);
@@ -176,7 +200,7 @@ impl Lister<'_> {
             let mut lines = Vec::new();
             for entry in entries {
                 let path = text::joined(&parent, &entry.name);
-                match self.entry(entry.name, path.clone(), entry.id) {
+                match self.entry(entry.name, path.clone(), &entry.id) {
                     Ok(entry) => lines.push(entry),
                     Err(failure) => self.report(&failure),
                 }
@@ -188,31 +212,37 @@ impl Lister<'_> {
 
     /// Returns the directories in a directory, last one first. If they are too deep, each is
     /// reported instead.
-    fn below(&mut self, found: &WalkEntry, entries: &[DirEntry]) -> Vec<WalkEntry> {
+    fn below(
+        &mut self,
+        found: &WalkEntry<F::Id>,
+        entries: &[FileEntry<F::Id>],
+    ) -> Vec<WalkEntry<F::Id>> {
         let below = entries.iter().filter(|entry| entry.kind == FileKind::Directory);
         let below = below.filter(|entry| entry.name != b"." && entry.name != b"..");
         let below = below.map(|entry| WalkEntry {
             path: found.path.child(entry.name.clone()),
-            id: entry.id,
+            id: entry.id.clone(),
             kind: entry.kind,
             depth: found.depth + 1,
         });
         let (below, too_deep): (Vec<_>, Vec<_>) = below.rev().partition(|b| b.depth < DEPTH_MAX);
         for found in too_deep.iter().rev() {
-            self.failed(&found.path.bytes(), &Error::NameTooLong);
+            self.failed(&found.path.bytes(), &F::too_deep());
         }
         below
     }
 
-    fn entries(&mut self, found: &WalkEntry) -> Result<Vec<DirEntry>, WalkError> {
+    fn entries(
+        &mut self,
+        found: &WalkEntry<F::Id>,
+    ) -> Result<Vec<FileEntry<F::Id>>, WalkError<F::Error>> {
         let broken = |error| WalkError { path: found.path.bytes(), error: Box::new(error) };
-        if !self.entered.insert(found.id) {
-            return Err(broken(directory_cycle()));
+        if !self.entered.insert(self.files.identity(&found.id).map_err(broken)?) {
+            return Err(broken(F::cycle()));
         }
         let LsArgs { all, almost_all, unsorted, reverse, .. } = *self.args;
-        let cookie = if all { 0 } else { FIRST_ENTRY };
         let mut entries = Vec::new();
-        for entry in self.opened.filesystem.read_dir(found.id, cookie).map_err(broken)? {
+        for entry in self.files.entries(&found.id, all).map_err(broken)? {
             match entry {
                 Ok(entry) => entries.push(entry),
                 Err(error) if entries.is_empty() => return Err(broken(error)),
@@ -225,7 +255,7 @@ impl Lister<'_> {
         }
         entries.retain(|entry| all || almost_all || !entry.name.starts_with(b"."));
         if !unsorted {
-            entries.sort_by_cached_key(|entry| self.key(entry.id, &entry.name));
+            entries.sort_by_cached_key(|entry| self.key(&entry.id, &entry.name));
         }
         if reverse {
             entries.reverse();
@@ -234,24 +264,23 @@ impl Lister<'_> {
     }
 
     /// Reads the attributes that the output format needs.
-    fn entry(&self, name: Vec<u8>, path: Vec<u8>, id: FileId) -> Result<Entry, Failure> {
-        let named = |error: &butternut::Error| Failure::of(text::escaped(&path), error);
-        let stat = if self.is_long() || self.json.is_some() {
-            Some(self.opened.filesystem.stat(id).map_err(|error| named(&error))?)
+    fn entry(&self, name: Vec<u8>, path: Vec<u8>, id: &F::Id) -> Result<Entry, Failure> {
+        let named = |error| F::failure(text::escaped(&path), &error);
+        let stat = if self.json.is_some() {
+            Some(self.files.all_attributes(id).map_err(named)?)
+        } else if self.is_long() {
+            Some(self.files.attributes(id).map_err(named)?)
         } else {
             None
         };
+        let ino = if self.args.inode { Some(self.files.ino(id).map_err(named)?) } else { None };
         let is_link = stat.as_ref().is_some_and(|stat| stat.kind == FileKind::Symlink);
-        let target = if is_link {
-            Some(self.opened.filesystem.read_link(id).map_err(|error| named(&error))?)
-        } else {
-            None
-        };
-        Ok(Entry { name, path, id, stat, target })
+        let target = if is_link { Some(self.files.target(id).map_err(named)?) } else { None };
+        Ok(Entry { name, path, ino, stat, target })
     }
 
-    fn failed(&mut self, path: &[u8], error: &butternut::Error) {
-        self.report(&Failure::of(text::escaped(path), error));
+    fn failed(&mut self, path: &[u8], error: &F::Error) {
+        self.report(&F::failure(text::escaped(path), error));
     }
 
     fn print(&mut self, entries: Vec<Entry>, out: &mut Output) -> Result<(), Failure> {
@@ -294,9 +323,9 @@ impl Lister<'_> {
 
     /// Returns the columns before the name.
     fn columns(&self, entry: &Entry) -> Vec<String> {
-        let ino = if self.args.inode { entry.id.ino.to_string() } else { String::new() };
+        let ino = entry.ino.map_or_else(String::new, |ino| ino.to_string());
         let Some(stat) = &entry.stat else { return vec![ino] };
-        let size = if matches!(stat.kind, FileKind::CharDevice | FileKind::BlockDevice) {
+        let size = if stat.is_device() {
             format!("{}, {}", stat.rdev.0, stat.rdev.1)
         } else if self.args.human {
             size::short(stat.size)

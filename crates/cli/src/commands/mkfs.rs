@@ -208,6 +208,7 @@ fn failure(volume_arg: &VolumeArg, target: &Target, error: &MkfsError) -> Failur
         MkfsError::FeatureMissing { missing } => {
             failure.hint(format!("remove ^{missing} or block-group-tree from --features"))
         }
+        MkfsError::TwoQuotas => failure.hint("remove one of them from --features"),
         MkfsError::OffsetTooLarge
         | MkfsError::ReadOnly
         | MkfsError::Zoned

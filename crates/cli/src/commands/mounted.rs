@@ -5,10 +5,15 @@
 //!    of that volume. Any other one names a volume that is not mounted, unless it is a file in a
 //!    mounted volume and nothing names a path in it. An argument that begins with an existing file
 //!    names a volume, too: `DIR/disk.img@5`.
-//! 2. Data that other programs have written is in a snapshot: it is synced first.
+//! 2. A command that reads files takes a directory as one of a mounted volume, and every other
+//!    argument as a volume that is not mounted, also if it is in a mounted one. Without a path in a
+//!    volume, a file in a mounted volume is one of its files, unless it is an image or a stream.
+//! 3. Data that other programs have written is in a snapshot: it is synced first.
 
 pub(crate) mod delete;
 pub(crate) mod directory;
+pub(crate) mod files;
+pub(crate) mod inode_names;
 pub(crate) mod root_tree;
 
 use std::ffi::{OsStr, OsString};
@@ -16,6 +21,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use butternut::format::quota::QgroupId;
@@ -31,7 +37,7 @@ use crate::failure::hints::QUOTA_REACHED;
 use crate::failure::{Completion, Failure, Outcome, USAGE_STATUS};
 use crate::output::json::Object;
 use crate::output::{Output, json, stderr_line, text};
-use crate::volume::arg;
+use crate::volume::{arg, contents};
 
 const KERNEL_TYPE: &str = "btrfs";
 
@@ -56,6 +62,15 @@ pub(crate) fn is_path(argument: &OsStr, is_alone: bool) -> bool {
 /// file names a volume that is not mounted, also if it is in a mounted one.
 pub(crate) fn is_directory(argument: &OsStr) -> bool {
     Path::new(argument).is_dir()
+}
+
+/// Returns whether an argument names a file in a mounted volume that is no volume itself (law 2).
+pub(crate) fn is_plain_file(argument: &OsStr) -> bool {
+    let path = Path::new(argument);
+    let Ok(found) = path.symlink_metadata() else { return false };
+    let is_block_device = path.metadata().is_ok_and(|found| found.file_type().is_block_device());
+    let is_one = !found.is_dir() && !is_block_device && is_in_mount(&parent(path));
+    is_one && !contents::is_volume(path)
 }
 
 fn is_in_mount(path: &Path) -> bool {
@@ -258,8 +273,10 @@ pub(crate) fn set_read_only(
     subvolume_calls::set_read_only(root.as_fd(), read_only).map_err(|error| {
         let failure = not_a_root(path, &error);
         match Errno::from_io_error(&error) {
-            Some(Errno::PERM) => failure
-                .hint("only root and its owner change it, and nothing does while it is being sent"),
+            Some(Errno::PERM) => failure.hint(
+                "only root and its owner change it, and nothing does while a send or a receive \
+                reads it",
+            ),
             _ => failure,
         }
     })?;

@@ -208,6 +208,7 @@ fn shown_path(group: &GroupReport, report: &QuotaReport) -> Vec<u8> {
         }
         GroupSubvolume::None => b"<stale>".to_vec(),
         GroupSubvolume::Deleted => b"<under deletion>".to_vec(),
+        GroupSubvolume::LongPath => b"<path too long>".to_vec(),
         GroupSubvolume::Path(path) if path.is_empty() => b"<toplevel>".to_vec(),
         GroupSubvolume::Path(path) => path.clone(),
     }

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::Path;
 
 use super::mounted;
+use super::mounted::directory::MountedDirectory;
 use super::transaction::Transaction;
 use crate::args::{GlobalArgs, QuotaCommand, VolumeArgs, VolumesArgs};
 use crate::control::quotas::{GroupReport, QuotaChange, QuotaReport};
@@ -37,14 +38,10 @@ pub(super) fn change(
     out: &mut Output,
     change: QuotaChange,
 ) -> Outcome {
-    if mounted::is_directory(&volume.volume) {
-        client::request(COMMAND, Path::new(&volume.volume), &Request::Quota { change })?;
-        if global.json {
-            let volume = Path::new(&volume.volume).display().to_string();
-            let no_paths: Vec<serde_json::Value> = Vec::new();
-            json::document(out, Object::new().put("volume", volume).put("changes", no_paths))?;
-        }
-        return Ok(Completion::Success);
+    if let Some(mounted) = MountedDirectory::open(&volume.volume)? {
+        mounted.require_writable()?;
+        let _: serde_json::Value = mounted.request(COMMAND, &Request::Quota { change })?;
+        return mounted.finish(global, out, |object| object);
     }
     let transaction = Transaction::open(global, volume)?;
     change.apply(transaction.filesystem()).map_err(|error| transaction.failure(&error))?;

@@ -21,14 +21,12 @@ use super::mounted::directory::MountedDirectory;
 use super::mounted::usage;
 use super::transaction::{Transaction, failed};
 use crate::args::{GlobalArgs, ReceiveArgs, VolumeArgs};
+use crate::control::receive::CHECKPOINT_BYTES;
 use crate::failure::{Failure, Outcome, chain};
 use crate::output::json::Object;
 use crate::output::text::counted;
 use crate::output::{Output, reporter, stderr_line, text};
 use crate::volume::stream;
-
-/// With --resume, how many bytes of the stream may have to be applied again.
-const CHECKPOINT_BYTES: u64 = 64 << 20;
 
 pub(crate) fn run(global: &GlobalArgs, args: &ReceiveArgs, out: &mut Output) -> Outcome {
     if args.dump {
@@ -44,12 +42,10 @@ pub(crate) fn run(global: &GlobalArgs, args: &ReceiveArgs, out: &mut Output) -> 
         if args.path.is_some() {
             return Ok(usage("of a mounted volume, name the directory alone: MOUNT/PATH"));
         }
-        if args.resume {
-            let why = "--resume is for a volume that is not mounted";
-            return Err(Failure::new(mounted.shown(), why));
-        }
-        let input = Input::open(args, None)?;
-        return mounted::run(global, &mounted, input, out);
+        let interrupt = Interrupt::start()?;
+        let input = Input::open(args, Some(interrupt.clone()))?;
+        let done = mounted::run(global, &mounted, args.resume, input, out);
+        return finish(&interrupt, done, out);
     }
     let volume = VolumeArgs { volume };
     refuse_stream(args, &volume)?;
@@ -57,6 +53,11 @@ pub(crate) fn run(global: &GlobalArgs, args: &ReceiveArgs, out: &mut Output) -> 
     let input = Input::open(args, Some(interrupt.clone()))?;
     let path = args.path.as_ref().map_or_else(|| b"/".to_vec(), text::bytes);
     let done = to_volume(global, args.resume, input, &interrupt, (&volume, &path), out);
+    finish(&interrupt, done, out)
+}
+
+/// Ends the process if a signal has ended the receive.
+fn finish(interrupt: &Interrupt, done: Outcome, out: &mut Output) -> Outcome {
     if let (Some(_), Err(failure)) = (interrupt.signal(), &done) {
         // Output that cannot be written is not why the process ends.
         out.flush().unwrap_or_default();
@@ -107,10 +108,7 @@ fn to_volume(
     let done = done.map_err(|error| {
         let failure = Failure::of(input.name.clone(), &error);
         match report.resumable {
-            Some(count) => {
-                let kept = counted(count, "command is", "commands are");
-                failure.hint(format!("{kept} kept; repeat it to go on"))
-            }
+            Some(count) => failure.hint(kept(count)),
             None if interrupt.signal().is_some() && report.unfinished.is_none() => {
                 failure.hint("no incomplete subvolume is left; --resume would keep it")
             }
@@ -140,6 +138,12 @@ fn to_volume(
     });
     let subvolumes: Vec<_> = subvolumes.collect();
     transaction.finish_after(done, global, out, |object| object.put("subvolumes", subvolumes))
+}
+
+/// Describes the commands of a receive that can be resumed.
+fn kept(count: u64) -> String {
+    let kept = counted(count, "command is", "commands are");
+    format!("{kept} kept; repeat it to go on")
 }
 
 fn described(id: u64, name: &[u8], uuid: &[u8; 16], is_snapshot: bool) -> Value {

@@ -3,9 +3,11 @@
 use std::ffi::OsString;
 use std::io::Write;
 
-use butternut::{Compression, Extent, ExtentKind, FileId, FileKind, Follow, Stat};
+use butternut::{Compression, Extent, ExtentKind, FileId, FileKind, Follow};
 use serde_json::{Value, json};
 
+use super::files::{Attributes, Files, or_root};
+use super::mounted::files::MountedFiles;
 use super::per_path::for_each_path;
 use crate::args::{GlobalArgs, StatArgs};
 use crate::failure::{Failure, Outcome};
@@ -17,15 +19,24 @@ use crate::volume::OpenVolume;
 /// A file, with the parts that the options select.
 struct FileInfo {
     path: Vec<u8>,
-    stat: Stat,
+    stat: Attributes,
     target: Option<Vec<u8>>,
     extents: Option<Vec<Extent>>,
     xattrs: Option<Vec<(Vec<u8>, Vec<u8>)>>,
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &StatArgs, out: &mut Output) -> Outcome {
+    if let Some((files, paths)) = MountedFiles::open_any(&args.volume.volume, &args.paths)? {
+        if args.extents {
+            return Err(Failure::new("--extents", "is for a volume that is not mounted")
+                .hint("filefrag(8) and `butternut filesystem du` show what a mount tells"));
+        }
+        let look = |path: &OsString| mounted_info(&files, args, path);
+        return for_each_path(global, &paths, out, look, print, as_json);
+    }
     let opened = OpenVolume::from_arg(global, &args.volume)?;
-    for_each_path(global, &args.paths, out, |path| info(&opened, args, path), print, as_json)
+    let look = |path: &OsString| info(&opened, args, path);
+    for_each_path(global, &or_root(&args.paths), out, look, print, as_json)
 }
 
 fn info(opened: &OpenVolume, args: &StatArgs, path: &OsString) -> Result<FileInfo, Failure> {
@@ -34,7 +45,7 @@ fn info(opened: &OpenVolume, args: &StatArgs, path: &OsString) -> Result<FileInf
     let path = text::bytes(path);
     let gather = || -> butternut::Result<FileInfo> {
         let filesystem = &opened.filesystem;
-        let stat = filesystem.stat(id)?;
+        let stat = filesystem.all_attributes(&id)?;
         let is_link = stat.kind == FileKind::Symlink;
         let target = if is_link { Some(filesystem.read_link(id)?) } else { None };
         let extents = if args.extents && stat.kind == FileKind::File {
@@ -47,6 +58,23 @@ fn info(opened: &OpenVolume, args: &StatArgs, path: &OsString) -> Result<FileInf
         Ok(FileInfo { path: path.clone(), stat, target, extents, xattrs })
     };
     gather().map_err(|error| Failure::of(text::escaped(&path), &error))
+}
+
+/// As [`info`], of a file in a mounted volume.
+fn mounted_info(
+    files: &MountedFiles,
+    args: &StatArgs,
+    path: &OsString,
+) -> Result<FileInfo, Failure> {
+    let follow = if args.dereference { Follow::Last } else { Follow::NotLast };
+    let id = files.find(path, follow)?;
+    let path = text::bytes(path);
+    let failed = |error| MountedFiles::failure(text::escaped(&path), &error);
+    let stat = files.all_attributes(&id).map_err(failed)?;
+    let is_link = stat.kind == FileKind::Symlink;
+    let target = if is_link { Some(files.target(&id).map_err(failed)?) } else { None };
+    let xattrs = if args.xattrs { Some(MountedFiles::xattrs(&id).map_err(failed)?) } else { None };
+    Ok(FileInfo { path, stat, target, extents: None, xattrs })
 }
 
 fn xattrs(opened: &OpenVolume, id: FileId) -> butternut::Result<Vec<(Vec<u8>, Vec<u8>)>> {
@@ -74,11 +102,11 @@ fn print(info: &FileInfo, out: &mut Output) -> std::io::Result<()> {
     write!(
         out,
         "Subvol: {:<10}\tInode: {:<11} Links: {}",
-        stat.id.subvolume_id(),
+        or_dash(stat.subvolume),
         stat.ino,
         stat.nlink
     )?;
-    if matches!(stat.kind, FileKind::CharDevice | FileKind::BlockDevice) {
+    if stat.is_device() {
         write!(out, "     Device type: {},{}", stat.rdev.0, stat.rdev.1)?;
     }
     writeln!(
@@ -93,13 +121,16 @@ fn print(info: &FileInfo, out: &mut Output) -> std::io::Result<()> {
     writeln!(out, "Modify: {}", time::full(stat.mtime))?;
     writeln!(out, "Change: {}", time::full(stat.ctime))?;
     writeln!(out, " Birth: {}", time::full(stat.btime))?;
-    let flags = text::inode_flags(stat.flags);
-    let flags = if flags.is_empty() { "none".to_owned() } else { flags.join(",") };
+    let flags = match stat.flags.map(text::inode_flags) {
+        None => "-".to_owned(),
+        Some(flags) if flags.is_empty() => "none".to_owned(),
+        Some(flags) => flags.join(","),
+    };
     writeln!(
         out,
         " Btrfs: generation {}, flags {flags}, file id {}",
-        stat.generation,
-        stat.id.as_u64()
+        or_dash(stat.generation),
+        or_dash(stat.file_id)
     )?;
     for (name, value) in info.xattrs.iter().flatten() {
         let value = String::from_utf8(value.clone())
@@ -109,6 +140,11 @@ fn print(info: &FileInfo, out: &mut Output) -> std::io::Result<()> {
         writeln!(out, " Xattr: {}={value}", text::escaped(name))?;
     }
     print_extents(info, out)
+}
+
+/// Returns a number, or `-` for one that a mount does not tell.
+fn or_dash(number: Option<u64>) -> String {
+    number.map_or_else(|| "-".to_owned(), |number| number.to_string())
 }
 
 fn print_extents(info: &FileInfo, out: &mut Output) -> std::io::Result<()> {
@@ -154,13 +190,14 @@ fn word(compression: Compression) -> String {
     .to_owned()
 }
 
-/// Adds the attributes of a file, as every command prints them with --json.
-pub(crate) fn fields(object: Object, stat: &Stat) -> Object {
+/// Adds the attributes of a file, as every command prints them with --json. What a mount does not
+/// tell is null.
+pub(crate) fn fields(object: Object, stat: &Attributes) -> Object {
     object
         .put("type", text::kind_word(stat.kind))
-        .put("subvolume", stat.id.subvolume_id())
+        .put("subvolume", stat.subvolume)
         .put("inode", stat.ino)
-        .put("file_id", stat.id.as_u64())
+        .put("file_id", stat.file_id)
         .put("mode", format!("{:04o}", stat.mode & 0o7777))
         .put("links", stat.nlink)
         .put("uid", stat.uid)
@@ -173,7 +210,7 @@ pub(crate) fn fields(object: Object, stat: &Stat) -> Object {
         .time("ctime", stat.ctime)
         .time("btime", stat.btime)
         .put("generation", stat.generation)
-        .put("flags", text::inode_flags(stat.flags))
+        .put("flags", stat.flags.map(text::inode_flags))
 }
 
 fn as_json(info: &FileInfo) -> Object {

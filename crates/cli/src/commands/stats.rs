@@ -8,10 +8,11 @@ use crate::failure::{Completion, Outcome};
 use crate::output::{Output, json};
 
 pub(crate) fn run(global: &GlobalArgs, args: &StatsArgs, out: &mut Output) -> Outcome {
-    let form = match (global.json, args.prometheus) {
-        (true, _) => Format::Json,
-        (false, true) => Format::Prometheus,
-        (false, false) => Format::Text,
+    let form = match (global.json, args.prometheus, args.explain) {
+        (true, _, _) => Format::Json,
+        (false, true, _) => Format::Prometheus,
+        (false, false, true) => Format::Explained,
+        (false, false, false) => Format::Text,
     };
     let answer = client::request("stats", &args.mountpoint, &Request::Stats { form })?;
     match answer.as_str() {

@@ -13,7 +13,9 @@ mod path;
 
 use std::collections::HashSet;
 
-use butternut::{DirEntry, Error, FIRST_ENTRY, FileId, FileKind, Filesystem, ReadDir};
+use butternut::{Error, FileId, FileKind, Filesystem};
+
+use super::files::{FileEntries, FileEntry, Files};
 
 pub(crate) use path::WalkPath;
 
@@ -22,15 +24,15 @@ pub(crate) const DEPTH_MAX: usize = 4096;
 
 /// A file or directory that the walk has found.
 #[derive(Debug, Clone)]
-pub(crate) struct WalkEntry {
+pub(crate) struct WalkEntry<I = FileId> {
     /// The path from the starting point, which is its first part.
     pub(crate) path: WalkPath,
-    pub(crate) id: FileId,
+    pub(crate) id: I,
     pub(crate) kind: FileKind,
     pub(crate) depth: usize,
 }
 
-impl WalkEntry {
+impl<I> WalkEntry<I> {
     pub(crate) fn is_directory(&self) -> bool {
         self.kind == FileKind::Directory
     }
@@ -43,57 +45,57 @@ impl WalkEntry {
 
 /// An error in a directory.
 #[derive(Debug)]
-pub(crate) struct WalkError {
+pub(crate) struct WalkError<E = Error> {
     pub(crate) path: Vec<u8>,
-    pub(crate) error: Box<Error>,
+    pub(crate) error: Box<E>,
 }
 
-struct Level {
-    id: FileId,
+struct Level<F: Files> {
+    id: F::Id,
     path: WalkPath,
-    entries: ReadDir,
+    entries: FileEntries<F::Id, F::Error>,
 }
 
 /// The walk: an iterator that enters a directory only when the caller calls [`Walk::enter`].
-pub(crate) struct Walk<'a> {
-    filesystem: &'a Filesystem,
-    levels: Vec<Level>,
-    entered: HashSet<FileId>,
+pub(crate) struct Walk<'a, F: Files = Filesystem> {
+    files: &'a F,
+    levels: Vec<Level<F>>,
+    entered: HashSet<F::Identity>,
     one_subvolume: bool,
 }
 
-impl<'a> Walk<'a> {
+impl<'a, F: Files> Walk<'a, F> {
     /// Creates a walk without a starting point; [`Walk::enter`] sets it.
-    pub(crate) fn new(filesystem: &'a Filesystem, one_subvolume: bool) -> Self {
-        Self { filesystem, levels: Vec::new(), entered: HashSet::new(), one_subvolume }
+    pub(crate) fn new(files: &'a F, one_subvolume: bool) -> Self {
+        Self { files, levels: Vec::new(), entered: HashSet::new(), one_subvolume }
     }
 
     /// Continues the walk with the entries of `found`.
     ///
     /// # Errors
     /// Fails if the directory cannot be read, is too deep, or was entered before (law 2).
-    pub(crate) fn enter(&mut self, found: &WalkEntry) -> Result<(), WalkError> {
+    pub(crate) fn enter(&mut self, found: &WalkEntry<F::Id>) -> Result<(), WalkError<F::Error>> {
         let broken = |error| WalkError { path: found.path.bytes(), error: Box::new(error) };
         if let Some(parent) = self.levels.last()
             && self.one_subvolume
-            && parent.id.subvolume != found.id.subvolume
+            && !self.files.share_subvolume(&parent.id, &found.id).map_err(broken)?
         {
             return Ok(());
         }
         if self.levels.len() >= DEPTH_MAX {
-            return Err(broken(Error::NameTooLong));
+            return Err(broken(F::too_deep()));
         }
-        if !self.entered.insert(found.id) {
-            return Err(broken(directory_cycle()));
+        if !self.entered.insert(self.files.identity(&found.id).map_err(broken)?) {
+            return Err(broken(F::cycle()));
         }
-        let entries = self.filesystem.read_dir(found.id, FIRST_ENTRY).map_err(broken)?;
-        self.levels.push(Level { id: found.id, path: found.path.clone(), entries });
+        let entries = self.files.entries(&found.id, false).map_err(broken)?;
+        self.levels.push(Level { id: found.id.clone(), path: found.path.clone(), entries });
         Ok(())
     }
 }
 
-impl Iterator for Walk<'_> {
-    type Item = Result<WalkEntry, WalkError>;
+impl<F: Files> Iterator for Walk<'_, F> {
+    type Item = Result<WalkEntry<F::Id>, WalkError<F::Error>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while let Some(level) = self.levels.last_mut() {
@@ -106,7 +108,7 @@ impl Iterator for Walk<'_> {
                     self.levels.pop();
                     return Some(Err(WalkError { path, error: Box::new(error) }));
                 }
-                Some(Ok(DirEntry { name, id, kind, .. })) => {
+                Some(Ok(FileEntry { name, id, kind })) => {
                     let path = level.path.child(name);
                     return Some(Ok(WalkEntry { path, id, kind, depth: self.levels.len() }));
                 }

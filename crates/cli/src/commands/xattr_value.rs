@@ -28,7 +28,7 @@ pub(super) fn parse(typed: &[u8]) -> Option<Vec<u8>> {
 
 /// Formats a value so that [`parse`] returns it again.
 pub(super) fn format(value: &[u8], encoding: Option<Encoding>) -> String {
-    let is_text = |text: &str| !text.chars().any(char::is_control);
+    let is_text = |text: &str| !text.chars().any(text::is_control);
     let is_plain = std::str::from_utf8(value).is_ok_and(is_text);
     match encoding.unwrap_or(if is_plain { Encoding::Text } else { Encoding::Hex }) {
         Encoding::Hex => format!("0x{}", text::hex(value)),
@@ -67,18 +67,20 @@ fn unescape(quoted: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn escape(value: &[u8]) -> String {
-    let mut text = String::with_capacity(value.len());
+    let mut shown = String::with_capacity(value.len());
     for chunk in value.utf8_chunks() {
         for c in chunk.valid().chars() {
             match c {
-                '\\' | '"' => text.extend(['\\', c]),
-                c if c.is_control() => octal(&mut text, c.encode_utf8(&mut [0; 4]).as_bytes()),
-                c => text.push(c),
+                '\\' | '"' => shown.extend(['\\', c]),
+                c if text::is_control(c) => {
+                    octal(&mut shown, c.encode_utf8(&mut [0; 4]).as_bytes());
+                }
+                c => shown.push(c),
             }
         }
-        octal(&mut text, chunk.invalid());
+        octal(&mut shown, chunk.invalid());
     }
-    text
+    shown
 }
 
 fn octal(text: &mut String, bytes: &[u8]) {

@@ -143,7 +143,8 @@ pub(crate) fn request_stream(
 }
 
 /// Lets the mount with a device number, which contains `target`, receive a stream from `input`.
-/// Messages begin with `command`. The inner error is that of `input`.
+/// Messages begin with `command`. Also returns why `input` has failed if it has: the result is that
+/// of the receive which ended then.
 ///
 /// # Errors
 /// As [`request`].
@@ -152,7 +153,7 @@ pub(crate) fn request_receive(
     (target, numbers): (&Path, (u32, u32)),
     request: ReceiveRequest,
     input: &mut dyn Read,
-) -> Result<io::Result<ReceiveResult>, Failure> {
+) -> Result<(ReceiveResult, Option<io::Error>), Failure> {
     let user = owner_at(command, target, numbers)?;
     let failed = |error: &io::Error| {
         let is_end =
@@ -166,17 +167,14 @@ pub(crate) fn request_receive(
         .map_err(|error| not_connected(command, target, &error))?;
     send(&mut stream, &Request::Receive(request), until).map_err(|error| failed(&error))?;
     let line = receive::send_input(&mut stream, input, || Instant::now() + TIMEOUT);
-    let line = match line.map_err(|error| failed(&error))? {
-        Ok(line) => line,
-        Err(error) => return Ok(Err(error)),
-    };
+    let (line, input_error) = line.map_err(|error| failed(&error))?;
     let value = match serde_json::from_slice(&line) {
         Ok(Response::Ok(value)) => value,
         Ok(Response::Error(why)) => return Err(Failure::new(command, text::lines(&why))),
         Err(error) => return Err(failed(&error.into())),
     };
     let result = serde_json::from_value(escape_strings(value));
-    result.map(Ok).map_err(|error| failed(&error.into()))
+    result.map(|result| (result, input_error)).map_err(|error| failed(&error.into()))
 }
 
 /// Lets the mount with a device number, which contains `target`, hold its last commit. Messages

@@ -9,12 +9,17 @@
 //!    report that is longer than the process said first.
 
 use butternut::format::quota::{QgroupId, STATUS_INCONSISTENT};
-use butternut::{Filesystem, Qgroup, QgroupLimits, QgroupUsage, QuotaMode, TOP_LEVEL};
+use butternut::{
+    Filesystem, Qgroup, QgroupLimits, QgroupUsage, QuotaMode, SubvolumeInfo, TOP_LEVEL,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Bytes of a page of the report, about: the paths and the parents of its groups as JSON.
 const PAGE_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a path in a report, at most: as many as the kernel's calls take. Any user can make
+/// longer ones.
+const PATH_BYTES_MAX: usize = 4096;
 
 /// Groups that a process may say that a volume has, at most.
 const GROUPS_MAX: usize = 1 << 20;
@@ -115,6 +120,8 @@ pub(crate) enum GroupSubvolume {
     Deleted,
     /// Its path from the top level.
     Path(Vec<u8>),
+    /// Its path is too long for a report.
+    LongPath,
 }
 
 impl QuotaReport {
@@ -128,9 +135,13 @@ impl QuotaReport {
         bytes_max: usize,
     ) -> Result<Self, butternut::Error> {
         let Some(quotas) = filesystem.quotas()? else { return Ok(Self::disabled()) };
-        let path = |path: Option<_>| path.map_or(GroupSubvolume::Deleted, GroupSubvolume::Path);
+        let path = |one: SubvolumeInfo| match one.path.filter(|path| path.len() <= PATH_BYTES_MAX) {
+            Some(path) => GroupSubvolume::Path(path),
+            None if one.deleted => GroupSubvolume::Deleted,
+            None => GroupSubvolume::LongPath,
+        };
         let found = filesystem.subvolumes()?.into_iter();
-        let mut subvolumes: BTreeMap<_, _> = found.map(|one| (one.id, path(one.path))).collect();
+        let mut subvolumes: BTreeMap<_, _> = found.map(|one| (one.id, path(one))).collect();
         subvolumes.insert(TOP_LEVEL, GroupSubvolume::Path(Vec::new()));
         let mut report = Self {
             is_enabled: true,
@@ -219,7 +230,7 @@ impl GroupReport {
     fn json_bytes(&self) -> usize {
         let path = match &self.subvolume {
             GroupSubvolume::Path(path) => path.len(),
-            GroupSubvolume::None | GroupSubvolume::Deleted => 0,
+            GroupSubvolume::None | GroupSubvolume::Deleted | GroupSubvolume::LongPath => 0,
         };
         let numbers = self.parents.len().saturating_mul(20);
         path.saturating_mul(4).saturating_add(numbers).saturating_add(200)
@@ -292,5 +303,33 @@ mod tests {
         let mut report = page(&[5], Some(6)); // `page` says that there are 9 groups.
         let grown = (6..3000).try_for_each(|id| report.append(page(&[id], Some(id + 1))));
         assert!(grown.is_err(), "{} groups of 9", report.groups.len());
+    }
+
+    /// A user makes the directories and subvolumes; root wants the report.
+    #[test]
+    fn each_page_of_a_report_fits_into_a_response() {
+        use super::super::{RESPONSE_BYTES_MAX, Response, line_of};
+        let device = Arc::new(MemoryDevice::new("memory", 512 << 20));
+        butternut_mkfs::make(&*device, &butternut_mkfs::MkfsOptions::default()).unwrap();
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
+        fs.enable_quotas().unwrap();
+        let new = butternut::NewInode::new(0o755);
+        let mut dir = fs.root();
+        for _ in 0..3 {
+            for _ in 0..2000 {
+                dir = fs.mkdir(dir, &[b'x'; 255], &new).unwrap();
+            }
+            let id = fs.create_subvolume(dir, b"s", &new).unwrap();
+            dir = butternut::FileId::root_of(id);
+        }
+        // The third path has 1.5 MB, and 6 MB as JSON: "120," for each byte.
+        let mut from = Some(0);
+        while let Some(at) = from {
+            let page = QuotaReport::page(&fs, at).unwrap();
+            let line = line_of(&Response::Ok(serde_json::to_value(&page).unwrap())).unwrap();
+            assert!(line.len() <= RESPONSE_BYTES_MAX, "{} bytes", line.len());
+            from = page.next;
+        }
     }
 }

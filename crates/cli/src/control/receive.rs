@@ -3,6 +3,7 @@
 //! ```text
 //! process: 'R', number of bytes that it takes (u32, little-endian)      any number of times
 //! client:  number of bytes (u32, little-endian), the bytes; 0 is the end of the input
+//!          or, if its input has failed, the end of what it sends
 //! process: the line of the response
 //! ```
 //!
@@ -12,8 +13,10 @@
 //!    does not want, and what follows an end command is left. Neither side has more than
 //!    [`PART_BYTES_MAX`] bytes of a stream in memory.
 //! 2. The process waits for a client as long as that is connected, since its input may be slow. The
-//!    receive fails when the client closes the connection, or when the volume is released; the
-//!    subvolume that is not complete is then deleted, if the volume is still written to.
+//!    receive fails when the client sends no more, or when the volume is released, also in the
+//!    midst of a command that copies data; the subvolume that is not complete is then deleted, if
+//!    the volume is still written to. A client whose input has failed waits for the response, which
+//!    comes after that. A receive that can be resumed keeps a checkpoint of the subvolume.
 //! 3. No program sees a subvolume on the mount before it is complete ([`HiddenNames`]).
 //! 4. The response names the subvolumes that are complete, also if the receive has failed. The
 //!    process may respond with anything: the client prints it escaped.
@@ -21,10 +24,13 @@
 //! [`HiddenNames`]: butternut_fuse::HiddenNames
 
 use std::io::{self, BufReader, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use butternut::receive::{ReceiveReport, ReceivedSubvolume, StreamEnd, StreamReader};
+use butternut::receive::{
+    ReceiveReport, ReceiveServing, ReceivedSubvolume, StreamEnd, StreamReader,
+};
 use butternut::server::FilesystemExt;
 use butternut::{FileKind, Filesystem};
 use butternut_fuse::HiddenNames;
@@ -33,6 +39,9 @@ use serde::{Deserialize, Serialize};
 use super::stream::{Connection, PART_BYTES_MAX};
 use super::{RESPONSE_BYTES_MAX, Response, line_of, receive_line};
 use crate::failure::{chain, chain_with_hint};
+
+/// Of a receive that can be resumed: how many bytes of the stream may have to be applied again.
+pub(crate) const CHECKPOINT_BYTES: u64 = 64 << 20;
 
 /// Begins a request for a part.
 const WANTED: u8 = b'R';
@@ -43,6 +52,9 @@ pub(crate) struct ReceiveRequest {
     /// The inode number of the directory that the subvolumes are made in, as programs see it.
     pub(crate) directory: u64,
     pub(crate) end: ReceiveEnd,
+    /// Keep what is applied if the receive is interrupted, and go on with one that was.
+    #[serde(default)]
+    pub(crate) is_resumed: bool,
 }
 
 /// Where the stream ends.
@@ -59,8 +71,14 @@ pub(crate) enum ReceiveEnd {
 pub(crate) struct ReceiveResult {
     /// The complete subvolumes.
     pub(crate) subvolumes: Vec<Received>,
+    /// How many subvolumes were complete before the receive that is resumed.
+    #[serde(default)]
+    pub(crate) present: usize,
     /// Why the receive has failed.
     pub(crate) failure: Option<String>,
+    /// How many commands of the incomplete subvolume are kept.
+    #[serde(default)]
+    pub(crate) resumable: Option<u64>,
     /// The name of the incomplete subvolume that could not be deleted, and why.
     pub(crate) unfinished: Option<(Vec<u8>, String)>,
 }
@@ -122,10 +140,17 @@ fn receive(
     let mut stream = StreamReader::new(BufReader::with_capacity(buffer_bytes, parts));
     let mut report = ReceiveReport::default();
     let hide = |name: &[u8]| -> Box<dyn std::any::Any> { Box::new(names.hide(dir, name)) };
-    let done = filesystem.receive_hidden(dir, &mut stream, end, &mut report, &hide);
+    let goes_on = || connection.goes_on();
+    let every = request.is_resumed.then_some(CHECKPOINT_BYTES);
+    let serving = ReceiveServing { hide: &hide, goes_on: &goes_on };
+    let done = filesystem.receive_serving(dir, &mut stream, end, every, &mut report, serving);
+    // A command that was interrupted does not say why.
+    let ended = connection.require_mounted().map_err(|error| error.to_string());
     Ok(ReceiveResult {
         subvolumes: report.subvolumes.iter().map(Received::of).collect(),
-        failure: done.err().map(failed),
+        present: report.present,
+        failure: done.err().map(|error| ended.err().unwrap_or_else(|| failed(error))),
+        resumable: report.resumable,
         unfinished: report.unfinished.map(|left| (left.name, chain(&left.error))),
     })
 }
@@ -159,7 +184,8 @@ impl Read for PartReader<'_> {
     }
 }
 
-/// Sends the input to the process of a mount, and returns its response, or the error of the input.
+/// Sends the input to the process of a mount. Returns the line of its response, and why the input
+/// has failed if it has.
 ///
 /// # Errors
 /// The connection ends without a response, or has something else.
@@ -167,17 +193,17 @@ pub(super) fn send_input(
     stream: &mut UnixStream,
     input: &mut dyn Read,
     until: impl FnOnce() -> Instant,
-) -> io::Result<Result<Vec<u8>, io::Error>> {
+) -> io::Result<(Vec<u8>, Option<io::Error>)> {
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
-    let (mut part, mut is_at_end) = (Vec::new(), false);
+    let (mut part, mut is_at_end, mut failed) = (Vec::new(), false, None);
     loop {
         let mut first = [0];
         stream.read_exact(&mut first)?;
         if first[0] != WANTED {
             let mut line = first.to_vec();
             line.extend(receive_line(stream, RESPONSE_BYTES_MAX, until())?);
-            return Ok(Ok(line));
+            return Ok((line, failed));
         }
         let mut wanted = [0; 4];
         stream.read_exact(&mut wanted)?;
@@ -194,7 +220,11 @@ pub(super) fn send_input(
         };
         let read = match read {
             Ok(read) => read,
-            Err(error) => return Ok(Err(error)),
+            Err(error) => {
+                stream.shutdown(Shutdown::Write)?;
+                (is_at_end, failed) = (true, Some(error));
+                continue;
+            }
         };
         is_at_end = read == 0;
         let len = u32::try_from(read).map_err(io::Error::other)?;
@@ -233,10 +263,36 @@ mod tests {
                 connection.send_all(&line).unwrap();
             });
             let soon = || Instant::now() + std::time::Duration::from_mins(1);
-            let line = send_input(&mut client, &mut input, soon).unwrap().unwrap();
+            let (line, failed) = send_input(&mut client, &mut input, soon).unwrap();
             assert_eq!(line, b"{\"ok\":null}");
+            assert!(failed.is_none());
         });
         assert_eq!(input.len(), 400_000);
+    }
+
+    #[test]
+    fn a_client_whose_input_fails_waits_for_the_response() {
+        struct Failing;
+        impl Read for Failing {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::Error::other("intended"))
+            }
+        }
+        let ((server, mut client), (_end, ended)) = (pair(), pair());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let connection = Connection::new(&server, &ended).unwrap();
+                let mut parts = PartReader { connection, is_at_end: false };
+                let error = parts.read(&mut [0; 5]).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+                let line = line_of(&Response::Ok(serde_json::Value::Null)).unwrap();
+                connection.send_all(&line).unwrap();
+            });
+            let soon = || Instant::now() + std::time::Duration::from_mins(1);
+            let (line, failed) = send_input(&mut client, &mut Failing, soon).unwrap();
+            assert_eq!(line, b"{\"ok\":null}");
+            assert_eq!(failed.unwrap().to_string(), "intended");
+        });
     }
 
     #[test]

@@ -7,19 +7,22 @@
 //! 3. A mount changes no image file. A volume grows up to the size that its file has by then, and a
 //!    file stays as it is when its volume shrinks, as with the kernel's mounts.
 
-use std::path::Path;
-
 use butternut::server::FilesystemExt;
 use butternut::{DeviceInfo, Filesystem};
-use butternut_mkfs::Overlap;
 use serde::{Deserialize, Serialize};
 
 use crate::control::held_device::HeldDevice;
 use crate::failure::{Failure, chain, chain_with_hint};
 use crate::output::size::{Units, pretty};
+use crate::volume::growth;
 
 /// The size of a volume is a multiple of this.
 pub(crate) const SECTOR_BYTES: u64 = 4096;
+
+/// Why a device that shares its file with another device of the volume keeps its size: the file
+/// does not tell them apart.
+pub(crate) const SEVERAL_IN_FILE: &str =
+    "several devices of the volume are in this file, so none of them can be resized";
 
 /// What to do about a size that the volume cannot have.
 const AT_LEAST: &str = "choose at least the end of the last block group in use, or min";
@@ -179,13 +182,17 @@ impl ResizeRequest {
 
 /// Refuses to grow over something else in the same file or device.
 fn check_growth(device: &DeviceInfo, held: &[HeldDevice], bytes: u64) -> Result<(), String> {
-    let is_it = |held: &&HeldDevice| {
-        let opened = device.path.as_ref().and_then(|path| Path::new(path).canonicalize().ok());
-        opened.is_some_and(|opened| opened == held.path)
-    };
+    let is_it = |held: &&HeldDevice| device.path.as_ref() == Some(&held.typed);
     let named = match held {
         [only] => Some(only),
-        several => several.iter().find(is_it),
+        several => {
+            let mut found = several.iter().filter(is_it);
+            let first = found.next();
+            if found.next().is_some() {
+                return Err(SEVERAL_IN_FILE.to_owned());
+            }
+            first
+        }
     };
     let named = named.filter(|held| held.is_there());
     let named = named.ok_or("the file or device is not found by its path any more")?;
@@ -193,14 +200,9 @@ fn check_growth(device: &DeviceInfo, held: &[HeldDevice], bytes: u64) -> Result<
         // A partition ends where its table says.
         return Ok(());
     }
-    let until = |bytes: u64| named.offset..named.offset.saturating_add(bytes);
-    let (range, own) = (until(bytes), until(device.total_bytes));
-    match Overlap::find(&named.path, &range, Some(&own)) {
+    match growth::overlap(&named.path, named.offset, (device.total_bytes, bytes)) {
         Ok(None) => Ok(()),
-        Ok(Some(with)) => Err(format!(
-            "bytes {} to {} overlap {with} (choose a smaller size)",
-            range.start, range.end
-        )),
+        Ok(Some(why)) => Err(format!("{why} ({})", growth::SMALLER)),
         Err(error) => Err(chain(&error)),
     }
 }

@@ -393,8 +393,9 @@ fn directory(
         SubvolumeSelector::Id(id) => id,
         SubvolumeSelector::Default => filesystem.default_subvolume().map_err(failed)?,
     };
-    let found = filesystem.subvolume(id).map_err(failed)?.path;
-    let found = found.ok_or_else(|| format!("subvolume {id} is deleted"))?;
+    let found = filesystem.subvolume(id).map_err(failed)?;
+    let why = if found.deleted { "is deleted" } else { "has too long a path" };
+    let found = found.path.ok_or_else(|| format!("subvolume {id} {why}"))?;
     Ok((FileId::root_of(id), path(found)))
 }
 
@@ -451,6 +452,7 @@ fn answer(served: &ServedMount, request: Request) -> Response {
             response(set.map_err(|error| chain_with_hint(&error)))
         }
         Request::Resize(request) => response(served.resize(request)),
+        Request::LogicalResolve(request) => response(request.answer(filesystem)),
         Request::Clone { .. } => {
             Response::Error("a clone can only be sent over a connection".to_owned())
         }
@@ -470,6 +472,7 @@ fn response(result: Result<impl Serialize, String>) -> Response {
 fn printed(stats: &Stats, form: Format) -> Response {
     match form {
         Format::Text => Response::Ok(stats.to_string().into()),
+        Format::Explained => Response::Ok(format!("{stats:#}").into()),
         Format::Prometheus => Response::Ok(stats.to_prometheus().into()),
         Format::Json => match serde_json::from_str(&stats.to_json()) {
             Ok(value) => Response::Ok(value),

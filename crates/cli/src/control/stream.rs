@@ -127,6 +127,11 @@ impl<'a> Connection<'a> {
         if is_ended(self.ended) { Err(io::Error::other(UNMOUNTED)) } else { Ok(()) }
     }
 
+    /// Returns whether the volume is mounted and the client connected.
+    pub(super) fn goes_on(&self) -> bool {
+        !is_ended(self.ended) && !is_closed(self.stream)
+    }
+
     /// Waits until the client has read or sent something (law 3).
     fn wait(&self, flags: PollFlags) -> io::Result<()> {
         let (stream, ended) = (self.stream.as_fd(), self.ended.as_fd());

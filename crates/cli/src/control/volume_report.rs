@@ -3,12 +3,15 @@
 //! the library.
 //!
 //! 1. A process may respond with any report. The client computes with its numbers, and no sum of
-//!    them overflows: larger ones than [`BYTES_MAX`] are refused.
+//!    them overflows: larger ones than [`BYTES_MAX`] are refused. The path of a device is printed
+//!    in one line.
 
 use std::path::{Path, PathBuf};
 
 use butternut::{DeviceInfo, Error, Filesystem, GroupUsage, Usage};
 use serde::{Deserialize, Serialize};
+
+use crate::output::text;
 
 /// Bytes that a volume has in all its devices, at most: 64 EiB would not fit into 64 bits.
 const BYTES_MAX: u64 = 1 << 60;
@@ -80,7 +83,7 @@ impl VolumeReport {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(crate) fn checked(self) -> Result<Self, String> {
+    pub(crate) fn checked(mut self) -> Result<Self, String> {
         if self.devices.len() > DEVICES_MAX || self.groups.len() > GROUPS_MAX {
             return Err("its report has too many devices or block groups".to_owned());
         }
@@ -97,6 +100,9 @@ impl VolumeReport {
         // Each number is in the sum, so no sum of some of them is larger.
         if sum > BYTES_MAX {
             return Err("its report has more bytes than a volume".to_owned());
+        }
+        for path in self.devices.iter_mut().filter_map(|device| device.path.as_mut()) {
+            *path = text::one_line(path);
         }
         Ok(self)
     }
@@ -204,5 +210,15 @@ mod tests {
         let device = Device { allocated: vec![(1, u64::MAX)], ..Device::default() };
         let report = VolumeReport { devices: vec![device], ..VolumeReport::default() };
         report.checked().expect_err("a large device");
+    }
+
+    #[test]
+    fn a_path_of_a_device_has_one_line() {
+        let path = Some("x\n\tdevid    2 size 9.00EiB used 0.00B path /dev/sdz".to_owned());
+        let device = Device { path, ..Device::default() };
+        let report = VolumeReport { devices: vec![device], ..VolumeReport::default() };
+        let usage = report.checked().map(VolumeReport::into_usage).unwrap();
+        let shown = usage.devices[0].path.as_deref().unwrap();
+        assert!(shown.starts_with("x\\n") && !shown.contains(['\n', '\t']), "{shown}");
     }
 }

@@ -3,11 +3,13 @@
 //! 1. A run prints one document that ends in a newline. Lists are written element by element.
 //! 2. A name is a string. A name that is not valid UTF-8 is followed by its exact bytes in
 //!    hexadecimal, under the same key with `_bytes` appended.
-//! 3. Sizes are in bytes; times are `{"secs", "nanos"}` since 1970.
+//! 3. A character that may control a terminal is written as `\uXXXX`, which has the same value.
+//! 4. Sizes are in bytes; times are `{"secs", "nanos"}` since 1970.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
+use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::text;
@@ -63,8 +65,73 @@ pub(crate) fn result(out: &mut dyn Write, object: Object, done: &str) -> Result<
 
 /// Prints one document.
 pub(crate) fn document(out: &mut dyn Write, value: impl Into<Value>) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, &value.into())?;
+    write(out, &value.into(), Escaping(PrettyFormatter::new()))?;
     out.write_all(b"\n")
+}
+
+fn write(out: &mut dyn Write, value: &Value, form: impl Formatter) -> io::Result<()> {
+    value.serialize(&mut Serializer::with_formatter(out, form))?;
+    Ok(())
+}
+
+/// A form in which no string controls a terminal (law 3).
+struct Escaping<F>(F);
+
+impl<F: Formatter> Formatter for Escaping<F> {
+    fn write_string_fragment<W: ?Sized + Write>(
+        &mut self,
+        out: &mut W,
+        text: &str,
+    ) -> io::Result<()> {
+        let mut rest = text;
+        while let Some((at, found)) =
+            rest.char_indices().find(|(_, found)| text::is_control(*found))
+        {
+            let (before, after) = rest.split_at(at);
+            out.write_all(before.as_bytes())?;
+            for unit in found.encode_utf16(&mut [0; 2]) {
+                write!(out, "\\u{unit:04x}")?;
+            }
+            rest = after.get(found.len_utf8()..).unwrap_or_default();
+        }
+        out.write_all(rest.as_bytes())
+    }
+
+    fn begin_array<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.begin_array(out)
+    }
+
+    fn end_array<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_array(out)
+    }
+
+    fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        self.0.begin_array_value(out, first)
+    }
+
+    fn end_array_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_array_value(out)
+    }
+
+    fn begin_object<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.begin_object(out)
+    }
+
+    fn end_object<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_object(out)
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        self.0.begin_object_key(out, first)
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(out)
+    }
+
+    fn end_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_object_value(out)
+    }
 }
 
 /// A list that is printed element by element.
@@ -77,8 +144,7 @@ impl List {
     pub(crate) fn push(&mut self, out: &mut dyn Write, value: impl Into<Value>) -> io::Result<()> {
         out.write_all(if self.any { b",\n  " } else { b"[\n  " })?;
         self.any = true;
-        serde_json::to_writer(&mut *out, &value.into())?;
-        Ok(())
+        write(out, &value.into(), Escaping(CompactFormatter))
     }
 
     pub(crate) fn end(self, out: &mut dyn Write) -> io::Result<()> {
@@ -111,5 +177,22 @@ mod tests {
             let value: Value = serde_json::from_slice(&out).unwrap();
             assert_eq!(value.as_array().unwrap().len(), count);
         }
+    }
+
+    /// A terminal takes U+009B as ESC [ also in UTF-8, and U+202E reverses what follows.
+    #[test]
+    fn names_in_json_do_not_control_a_terminal() {
+        let name = "a\u{9b}2J\u{85}\u{7f}\u{202e}\u{2028}b";
+        let (mut out, mut list) = (Vec::new(), List::default());
+        list.push(&mut out, Object::new().name(name, name.as_bytes())).unwrap();
+        list.end(&mut out).unwrap();
+        document(&mut out, Object::new().name("path", name.as_bytes())).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let is_bad =
+            |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{202e}' | '\u{2028}');
+        assert!(!text.contains(is_bad), "{text:?}");
+        // The value is the same.
+        let document: Value = serde_json::from_str(&text[text.rfind('{').unwrap()..]).unwrap();
+        assert_eq!(document["path"], name);
     }
 }

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStringExt;
 
 use butternut::FileKind;
 
-pub(crate) use butternut_sys::text::{escaped, lines, one_line};
+pub(crate) use butternut_sys::text::{escaped, is_control, lines, one_line};
 
 /// Returns the bytes to print for a name.
 pub(crate) fn name(name: &[u8], terminal: bool) -> Vec<u8> {

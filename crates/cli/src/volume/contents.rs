@@ -15,7 +15,7 @@ use butternut::{DevicePath, VolumeError};
 use butternut_mkfs::Signature;
 
 use super::arg::VolumeArg;
-use super::partitions;
+use super::{partitions, stream};
 use crate::failure::{Failure, hints};
 use crate::output::size::exact;
 
@@ -89,6 +89,17 @@ fn volume_elsewhere(device: &DevicePath) -> Option<String> {
         _ => format!("add ?offset={}", exact(start)),
     };
     Some(format!("a btrfs volume begins at byte {start}: {how}"))
+}
+
+/// Returns whether a regular file is the image of a volume or of a disk, or a send stream.
+pub(crate) fn is_volume(path: &Path) -> bool {
+    if !path.metadata().is_ok_and(|found| found.is_file()) {
+        return false;
+    }
+    let device = DevicePath { path: path.to_path_buf(), offset: 0, bytes: None };
+    let found = partitions::contents_of(path, 0, None);
+    found.is_some_and(|found| found.is_btrfs() || found.is_partition_table())
+        || stream::is_stream(&device)
 }
 
 /// Returns a note for each device of an open volume whose first superblock is damaged: a copy is in

@@ -63,7 +63,7 @@ pub(crate) fn is_named(arg: &VolumeArg) -> Result<bool, Failure> {
 }
 
 /// Returns whether a file begins with the magic of a send stream. One that cannot be read does not.
-fn is_stream(device: &DevicePath) -> bool {
+pub(super) fn is_stream(device: &DevicePath) -> bool {
     let begins = |device: &DevicePath| -> std::io::Result<bool> {
         // A pipe would lose its first bytes.
         if !std::fs::metadata(&device.path)?.is_file() {

@@ -375,3 +375,35 @@ fn syncfs_and_sync_cover_files_that_stay_open() {
         assert_eq!(output, "whole\nwhole at the end\n", "{mib} MiB, {how}");
     }
 }
+
+/// A sync that a shutdown overtakes has committed nothing, and says so.
+#[test]
+fn a_syncfs_that_a_shutdown_overtakes_does_not_succeed() {
+    if !kernel_tests_enabled("a_syncfs_that_a_shutdown_overtakes_does_not_succeed") {
+        return;
+    }
+    // So many files make the walk of the sync take seconds, so that the shutdown overtakes its
+    // commit.
+    for options in ["writeback", "uncached"] {
+        let output = run_on_loop(&format!(
+            "ulimit -n 20000
+             mounted -o {options}
+             mkdir m1/many
+             perl -e 'for (1..8000) {{ open(my $f, q(>), qq(m1/many/$_)) or die $!; push @o, $f }}
+                 open(my $f, q(>), q(opened)); close($f); sleep 1000' & P=$!
+             while [ ! -e opened ]; do sleep .05; done
+             echo text >m1/new
+             (if sync -f m1 2>said; then echo synced >result; else echo failed >result; fi) & S=$!
+             sleep .5
+             [ -e result ] && echo too fast
+             perl -e 'open(my $f, q(<), q(m1)) or exit 99; my $mode = pack(q(L), 2);
+                 ioctl($f, 0x8004587d, $mode) or exit $!'
+             wait $S || true
+             R=$(cat result); [ $R = failed ] || R=$(saved /new)
+             echo $R
+             kill $P; wait $P 2>ignored || true
+             umount m1; ended $D; D=none"
+        ));
+        assert_eq!(output, "failed\n", "{options}: none: syncfs(2) has returned 0, and it is lost");
+    }
+}

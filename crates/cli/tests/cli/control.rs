@@ -103,6 +103,12 @@ fn stats_counts_operations_on_the_mount() {
     ] {
         assert!(text.contains(word), "{word}: {text}");
     }
+    // Each number is explained by a sentence; the words before it are those of the plain form.
+    let explained = butternut(&["stats", "--explain", dir]).ok();
+    let numbers = explained.lines().filter(|line| line.starts_with("  ") && !line.contains("us "));
+    let without = numbers.filter(|line| line.split_whitespace().nth(2).is_none());
+    assert_eq!(without.collect::<Vec<_>>(), Vec::<&str>::new());
+    assert!(explained.contains("  Direct writes that shared the inode lock.\n"), "{explained}");
     // Any file of the mount stands for the mount.
     let text = butternut(&["stats", "--prometheus", &format!("{dir}/newer")]).ok();
     assert!(text.contains("\n# TYPE butternut_commits_total counter\nbutternut_commits_total "));

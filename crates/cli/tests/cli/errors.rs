@@ -20,7 +20,8 @@ fn unusable_volumes_are_reported() {
         &["ls", "/nowhere.img"],
         "/nowhere.img: no such file or directory (name an image file or a block device",
     );
-    check(&["ls", "/"], "/: is a directory (name the image file");
+    check(&["ls", "/proc"], "/proc: is in no mounted btrfs volume (name an image file");
+    check(&["getfattr", "/", "x"], "/: is a directory (name the image file");
     check(&["ls", "IMG?offset=1M"], "IMG?offset=1M: the volume cannot be opened: ");
     check(
         &["ls", "IMG?size=1M"],

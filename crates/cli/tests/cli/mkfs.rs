@@ -67,7 +67,7 @@ fn mkfs_is_reproducible_with_an_epoch_and_a_uuid() {
 fn features_are_listed() {
     let dir = tempfile::tempdir().unwrap();
     let output = mkfs(dir.path(), "-O list-all").ok();
-    assert_eq!(output.lines().count(), 6);
+    assert_eq!(output.lines().count(), 8);
     assert!(output.contains("block-group-tree block groups in a separate tree"), "{output}");
     let output = mkfs(dir.path(), "--json -O list-all").ok();
     let list: Value = serde_json::from_str(&output).unwrap();

@@ -471,3 +471,30 @@ fn a_long_mount_table_keeps_no_mount() {
     );
     assert_eq!(output, "created\nended\n0\n");
 }
+
+/// The kernel sends no FORGET for it after the abort. The directory must be deleted before the last
+/// commit, and not after it.
+#[test]
+fn an_aborted_mount_leaves_no_removed_directory_that_a_process_was_in() {
+    if !kernel_tests_enabled("an_aborted_mount_leaves_no_removed_directory_that_a_process_was_in") {
+        return;
+    }
+    let output = run_in_namespace(
+        r#"mkdir connections; mount -t fusectl none connections
+        $B mount -o commit=3600 own.img m1; mkdir m1/dir; D=$(daemon); N=$(mountpoint -d m1)
+        perl -e 'chdir("m1/dir") or die $!; rmdir("../dir") or die $!;
+            open(my $file, ">", "../../removed") or die $!; sleep 1000' & P=$!
+        trap '{ kill $P; } 2>ignored || true' EXIT
+        for n in $(seq 400); do [ -e removed ] && break; sleep .05; done
+        echo late >m1/late
+        echo 1 >connections/$((${N%:*} << 20 | ${N#*:}))/abort
+        ended $D && $B cat own.img /late
+        $B inspect dump-tree own.img >tree; grep -c ORPHAN tree || true"#,
+    );
+    assert_eq!(
+        output,
+        "late
+0
+"
+    );
+}

@@ -320,3 +320,49 @@ fn a_gpt_whose_header_is_damaged_is_read_from_its_copy() {
     assert!(failure.contains("the partition table is damaged: header in sector 1"), "{failure}");
     assert!(failure.ends_with("(if you know where a volume starts, add ?offset=N)"), "{failure}");
 }
+
+/// Each volume locks its own partition only. The whole disk is busy meanwhile, and so is each
+/// partition where it is mounted.
+#[test]
+fn volumes_in_two_partitions_of_one_image_are_mounted_together() {
+    let test = "volumes_in_two_partitions_of_one_image_are_mounted_together";
+    if !kernel_tests_enabled(test) {
+        return;
+    }
+    let output = super::mount_end::run_in_namespace(
+        r"truncate -s 400M disk.img
+        printf '%s\n' 'label: gpt' 'start=2048, size=307200' 'start=409600, size=307200' |
+            sfdisk -q disk.img
+        $B mkfs -q 'disk.img?partition=1'; $B mkfs -q 'disk.img?partition=2'
+        $B mount 'disk.img?partition=1' m1; $B mount 'disk.img?partition=2' m2
+        echo one > m1/file; echo two > m2/file
+        $B mkdir 'disk.img?partition=2' /d 2> said || echo busy
+        grep -q /m2 said && ! grep -q /m1 said || cat said
+        $B mkfs -q --force disk.img 2> /dev/null || echo busy
+        $B umount -q m1; $B mkdir 'disk.img?partition=1' /d; $B umount -q m2
+        $B cat 'disk.img?partition=1' /file; $B cat 'disk.img?partition=2' /file
+        $B check -q 'disk.img?partition=1'; $B check -q 'disk.img?partition=2'",
+    );
+    assert_eq!(output, "busy\nbusy\none\ntwo\n");
+}
+
+/// A volume on two partitions of one image is written, and is not resized: its devices have one
+/// path.
+#[test]
+fn a_volume_on_two_partitions_of_one_image_is_written() {
+    let output = super::mount_end::run_in_namespace(
+        r"truncate -s 600M disk.img
+        printf '%s\n' 'label: gpt' 'start=2048, size=409600' 'start=614400, size=409600' |
+            sfdisk -q disk.img
+        dd if=disk.img of=head bs=1M count=1 status=none
+        truncate -s 200M a b; mkfs.btrfs -q -d raid1 -m raid1 a b
+        dd if=a of=disk.img bs=1M seek=1 conv=notrunc status=none
+        dd if=b of=disk.img bs=1M seek=300 conv=notrunc status=none
+        echo one > file; $B write 'disk.img?partition=1,disk.img?partition=2' /file < file
+        $B cat 'disk.img?partition=1,disk.img?partition=2' /file
+        $B check -q 'disk.img?partition=1,disk.img?partition=2'
+        $B filesystem resize 'disk.img?partition=1,disk.img?partition=2' 2:max 2>&1 | cut -d: -f3",
+    );
+    assert!(output.starts_with("one\n"), "{output}");
+    assert!(output.contains("several devices of the volume are in this file"), "{output}");
+}

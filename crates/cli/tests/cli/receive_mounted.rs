@@ -1,9 +1,16 @@
 //! `receive` into a directory of a mounted volume, while programs use the mount.
 
-use super::command::{butternut, shell};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
+use super::command::{butternut, command, shell};
 use super::image::kernel_tests_enabled;
 use super::volumes_mounted::{Scratch, expect_lines};
 use butternut_undo::MountGuard;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Streams that the kernel makes of two snapshots, in the directory `$T`.
 const STREAMS: &str = r"
@@ -121,7 +128,6 @@ try "$B" receive -f "$T/b.stream" ro
 try "$B" receive -f "$T/a.stream" frozen
 try "$B" receive -f "$T/a.stream" missing
 try "$B" receive -f "$T/a.stream" . /dir
-try "$B" receive -f "$T/a.stream" --resume .
 try "$B" receive -f "$T/missing" .
 try "$B" receive -f "$T/kernel.img" ro
 try "$B" receive -f "$T" ro
@@ -158,7 +164,6 @@ fn what_cannot_be_received_leaves_nothing() {
             "butternut receive -f T/a.stream frozen: 1 butternut: ",
             "butternut receive -f T/a.stream missing: 1 butternut: missing: no such",
             "butternut receive -f T/a.stream . /dir: 2 butternut: usage: of a mounted",
-            "butternut receive -f T/a.stream --resume .: 1 butternut: .: --resume is",
             "butternut receive -f T/missing .: 1 butternut: T/missing: no such file",
             "butternut receive -f T/kernel.img ro: 1 butternut: T/kernel.img: header",
             "butternut receive -f T ro: 1 butternut: T: is a directory",
@@ -249,4 +254,187 @@ fn a_mount_that_ends_while_it_receives_is_released() {
     let left = butternut(&["subvolume", "list", "-r", &image]).ok();
     assert_eq!(left, "", "read-only: it would count as complete");
     streams.scratch.check();
+}
+
+/// The command returns, and says that no subvolume is left, when it is deleted.
+#[test]
+fn a_receive_whose_input_fails_has_deleted_the_subvolume_when_it_returns() {
+    if !kernel_tests_enabled(
+        "a_receive_whose_input_fails_has_deleted_the_subvolume_when_it_returns",
+    ) {
+        return;
+    }
+    let streams = Streams::new();
+    let scratch = &streams.scratch;
+    scratch.script("mkdir dir");
+    let cut = std::fs::read(scratch.path("cut.stream")).unwrap();
+    let (at, dir) = (scratch.at(), format!("{}/dir", scratch.at()));
+    for round in 0..20 {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        // It is unread when `ours` is closed, so the reader gets ECONNRESET behind the data.
+        (&theirs).write_all(b"x").unwrap();
+        let mut receive = command();
+        receive.args(["receive", &dir]).stdin(OwnedFd::from(theirs)).stderr(Stdio::piped());
+        let receive = receive.spawn().unwrap();
+        ours.write_all(&cut).unwrap();
+        drop(ours);
+        let output = receive.wait_with_output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(message.contains("no incomplete subvolume is left"), "{message}");
+        let left = butternut(&["subvolume", "list", &at]).ok();
+        assert!(!left.contains("dir/a"), "round {round}: {left}");
+    }
+    // The same for the next receive, which must not find the name taken.
+    butternut(&["receive", "-f", &scratch.text("a.stream"), &dir]).ok();
+    streams.end();
+}
+
+/// As at the end of a signal: the process dies of it, and what it says is true then.
+#[test]
+fn a_signal_deletes_the_incomplete_subvolume_of_a_mount() {
+    if !kernel_tests_enabled("a_signal_deletes_the_incomplete_subvolume_of_a_mount") {
+        return;
+    }
+    let streams = Streams::new();
+    let scratch = &streams.scratch;
+    scratch.script("mkdir dir");
+    let cut = std::fs::read(scratch.path("cut.stream")).unwrap();
+    let (at, dir) = (scratch.at(), format!("{}/dir", scratch.at()));
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let mut receive = command();
+        receive.args(["receive", &dir]).stdin(OwnedFd::from(theirs)).stderr(Stdio::piped());
+        let receive = receive.spawn().unwrap();
+        ours.write_all(&cut).unwrap();
+        // It has the subvolume, and waits for more.
+        while !butternut(&["subvolume", "list", &at]).ok().contains("dir/a") {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        kill_process(Pid::from_child(&receive), signal).unwrap();
+        let output = receive.wait_with_output().unwrap();
+        drop(ours);
+        assert_eq!(output.status.signal(), Some(signal.as_raw()));
+        let message = String::from_utf8_lossy(&output.stderr);
+        let said = "a signal has ended the receive (no incomplete subvolume is left)";
+        assert!(message.contains(said), "{message}");
+        let left = butternut(&["subvolume", "list", &at]).ok();
+        assert!(!left.contains("dir/a"), "{left}");
+    }
+    streams.end();
+}
+
+const READ_ONLY: &str = r#"
+mkdir dir; mkfifo "$T/fifo"
+"$B" receive -f "$T/fifo" dir > "$T/said" 2>&1 & client=$!
+exec 6> "$T/fifo"
+cat "$T/cut.stream" >&6
+until "$B" subvolume list . | grep -q dir/a; do sleep 0.05; done
+if "$B" mount -o remount,ro "$I" "$M" 2> "$T/out"; then
+    tail -c +4000001 "$T/a.stream" >&6
+    exec 6>&-
+    wait $client; echo "receive: $?"
+    ls dir
+else
+    exec 6>&-; wait $client
+    echo "busy"
+fi
+"#;
+
+/// The kernel refuses the remount, as during a receive on its own btrfs.
+#[test]
+fn nothing_is_received_through_a_mount_that_has_become_read_only() {
+    if !kernel_tests_enabled("nothing_is_received_through_a_mount_that_has_become_read_only") {
+        return;
+    }
+    let streams = Streams::new();
+    let printed = streams.scratch.script(READ_ONLY);
+    assert_eq!(printed, "busy\n");
+    streams.end();
+}
+
+const RESUMED: &str = r#"
+list() { (cd "$1" && find . -printf '%P %y %s %m %U:%G %n %T@ %l\n' |
+    sed -E 's/ d [0-9]+ / d /' | sort); }
+names() { (cd "$1" && ls -A | sed -E 's/(receive)\..*/\1/'); }
+mkdir dir; mkfifo "$T/fifo"
+try "$B" receive --resume -f "$T/cut.stream" dir
+names dir
+left="$(echo dir/.butternut-receive*)"
+# Programs use what is left, and cannot change it.
+exec 5< "$left/dir/f60"; ls -lR dir > /dev/null; touch "$left/new" 2>&1 | grep -c Read-only
+# More of it, until the client is killed when the process has asked for more.
+head -c 5000000 "$T/a.stream" > "$T/longer.stream"
+"$B" receive --resume -f "$T/fifo" dir & client=$!
+exec 6> "$T/fifo"
+cat "$T/longer.stream" >&6
+until "$B" subvolume list . | grep -q 'dir/a$'; do sleep 0.05; done
+echo "seen: $(names dir)"; try stat "$left"; try stat dir/a
+kill -9 $client; wait $client 2> /dev/null
+until "$B" subvolume list . | grep -q receive && [ -n "$(ls -A dir)" ]; do sleep 0.05; done
+exec 6>&-
+echo "left: $(names dir)"; [ "$(echo dir/.butternut-receive*)" != "$left" ] && echo "more of it"
+try stat "$left"
+# A shorter input changes nothing.
+try "$B" receive --resume -f "$T/cut.stream" dir
+echo "left: $(names dir)"
+try "$B" -v receive --resume -f "$T/a.stream" dir
+cat <&5 > /dev/null 2>&1; exec 5<&-
+try "$B" -v receive --resume -f "$T/a.stream" dir
+echo "complete: $(names dir)"
+# The increment: the mount ends, and the receive goes on without it.
+head -c -20 "$T/b.stream" > "$T/cut.stream"
+try "$B" receive --resume -f "$T/cut.stream" dir
+echo "complete: $(names dir)"
+diff <(list dir/a) <(list "$T/kernel/a") &&
+    diff -r --no-dereference dir/a "$T/kernel/a" 2>&1 | grep -v fifo
+"#;
+
+const RESUMED_AGAIN: &str = r#"
+list() { (cd "$1" && find . -printf '%P %y %s %m %U:%G %n %T@ %l\n' |
+    sed -E 's/ d [0-9]+ / d /' | sort); }
+ls -A dir
+diff <(list dir/b) <(list "$T/kernel/b") &&
+    diff -r --no-dereference dir/b "$T/kernel/b" 2>&1 | grep -v fifo
+try "$B" property get dir/b ro
+"#;
+
+#[test]
+fn an_interrupted_receive_goes_on_in_a_mount_and_without_it() {
+    if !kernel_tests_enabled("an_interrupted_receive_goes_on_in_a_mount_and_without_it") {
+        return;
+    }
+    let streams = Streams::new();
+    let scratch = &streams.scratch;
+    let printed = scratch.script(RESUMED);
+    expect_lines(
+        &printed,
+        &[
+            "butternut receive --resume -f T/cut.stream dir: 1 butternut: T/cut.stream: ",
+            ".butternut-receive",
+            "1",
+            "seen: ",
+            "stat dir/.butternut-receive",
+            "stat dir/a: 1 ",
+            "left: .butternut-receive",
+            "more of it",
+            "stat dir/.butternut-receive",
+            "butternut receive --resume -f T/cut.stream dir: 1 butternut: T/cut.stream: ",
+            "left: .butternut-receive",
+            "butternut -v receive --resume -f T/a.stream dir: 0 butternut: dir/a: received",
+            "butternut -v receive --resume -f T/a.stream dir: 0 ",
+            "complete: a",
+            "butternut receive --resume -f T/cut.stream dir: 1 butternut: T/cut.stream: ",
+            "complete: .butternut-receive",
+            "a",
+        ],
+    );
+    assert_eq!(printed.matches(" are kept; repeat it to go on)").count(), 3, "{printed}");
+    assert!(!printed.contains("> ") && !printed.contains("Files "), "a difference: {printed}");
+    scratch.umount();
+    let (image, stream) = (scratch.image(), scratch.text("b.stream"));
+    butternut(&["receive", "--resume", "-f", &stream, &image, "/dir"]).ok();
+    scratch.mount("allow_other");
+    let printed = scratch.script(RESUMED_AGAIN);
+    assert_eq!(printed, "a\nb\nbutternut property get dir/b ro: 0 ro=true\n");
+    streams.end();
 }

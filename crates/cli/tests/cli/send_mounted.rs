@@ -96,10 +96,11 @@ const PRINTS: [&str; 20] = [
     "butternut send K/a -f T/none: 1 butternut: send: no butternut mount at K/a",
     "butternut send b -f I: 1 butternut: I: is a device of the volume",
     "user butternut send M/b: 1 butternut: send: the mount at M/b: no control socket",
-    "butternut subvolume delete b: 1 butternut: b: is in use: it is being sent, or has a swap file \
-     that is in use (wait until `send` ends, or end it; `swapoff` ends the use of a swap file)",
+    "butternut subvolume delete b: 1 butternut: b: is in use: a send or a receive reads it, or it \
+     has a swap file that is in use (wait until `send` or `receive` ends, or end it; `swapoff` \
+     ends the use of a swap file)",
     "butternut property set b ro false: 1 butternut: b: operation not permitted (only root and its \
-     owner change it, and nothing does while it is being sent)",
+     owner change it, and nothing does while a send or a receive reads it)",
     "butternut subvolume snapshot -r b c: 0 ",
     "without a reader: 1",
 ];

@@ -592,3 +592,71 @@ fn an_aborted_mount_is_closed_while_a_program_holds_the_lock_of_a_directory() {
     ));
     assert_eq!(output, "2\nfile\none\ntwo\nlate\nended\n");
 }
+
+/// A fallocate that fails for lack of space changes nothing, also while programs read the file.
+#[test]
+fn a_zeroed_range_that_finds_no_space_does_not_make_the_file_longer_beside_readers() {
+    if !kernel_tests_enabled(
+        "a_zeroed_range_that_finds_no_space_does_not_make_the_file_longer_beside_readers",
+    ) {
+        return;
+    }
+    let output = run_in_namespace(
+        "$B mount own.img m1; $B quota enable m1
+         $B subvolume create m1/sub; $B qgroup limit 32M m1/sub
+         head -c 1M /dev/urandom >m1/sub/file; $B filesystem sync m1
+         # They fill the first pages again and again, so the change is applied in parts.
+         perl -e 'my $advise = qx(uname -m) =~ /x86_64/ ? 221 : 223;
+             for (1..8) { next if fork; open(my $f, q(<), q(m1/sub/file)) or die $!;
+             until (-e q(end)) { for (1..100) {
+                 syscall($advise, fileno($f), 0, 0, 4);
+                 sysseek($f, 0, 0); sysread($f, my $bytes, 1 << 20) } } exit }
+             1 while wait > 0' & P=$!
+         sleep .5
+         for n in $(seq 30); do
+             fallocate -z -o 0 -l 64M m1/sub/file 2>ignored && echo not refused
+         done
+         touch end; wait $P
+         S=$(stat -c %s m1/sub/file); echo $S
+         printf more >>m1/sub/file
+         $B umount m1; $B mount own.img m1
+         [ $(stat -c %s m1/sub/file) = $((S + 4)) ] || echo $S is $(stat -c %s m1/sub/file)
+         tail -c 4 m1/sub/file; echo
+         $B umount m1",
+    );
+    assert_eq!(output, "1048576\nmore\n");
+}
+
+/// As after an abort, the next use of the volume must not wait for the program.
+#[test]
+fn a_second_signal_releases_the_volume_while_a_program_holds_the_lock_of_a_directory() {
+    if !kernel_tests_enabled(
+        "a_second_signal_releases_the_volume_while_a_program_holds_the_lock_of_a_directory",
+    ) {
+        return;
+    }
+    let hold = hold_directory();
+    let create = r#"perl -e 'open(my $dir, "<", "m1/dir") or die $!;
+        my $call = pack("x8 Z4088", "one"); ioctl($dir, 0x5000940e, $call)' &"#;
+    let receive = "$B receive -f stream m1/dir 2>ignored &";
+    let flags = r#"perl -e 'open(my $file, "<", "m1/dir/file") or die $!;
+        my $flags = pack("q", 64); ioctl($file, 0x40086602, $flags)' &"#;
+    for begin in [create, receive, flags] {
+        let output = run_in_namespace(&format!(
+            r"$B mount -o writeback,commit=3600 own.img m1; D=$(daemon)
+            $B subvolume create m1/sub; $B subvolume snapshot -r m1/sub m1/snap
+            $B send -f stream m1/snap; mkdir m1/dir; echo text >m1/dir/file
+            {hold}
+            {begin}
+            waiting() {{ cat /proc/$D/task/*/comm 2>ignored | grep -c butternut-names || true; }}
+            for n in $(seq 400); do [ $(waiting) = 1 ] && break; sleep .05; done; waiting
+            kill -TERM $D; while mountpoint -q m1; do sleep .05; done; sleep 1
+            kill -TERM $D
+            for n in $(seq 400); do
+                $B subvolume create own.img /new 2>ignored && echo created && break; sleep .05
+            done
+            kill $P; ended $D && echo ended"
+        ));
+        assert_eq!(output, "1\ncreated\nended\n", "{begin}");
+    }
+}

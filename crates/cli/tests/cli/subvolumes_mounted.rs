@@ -200,3 +200,71 @@ fn a_mount_serves_the_calls_for_subvolumes_as_the_kernel_does() {
         assert!(kernel.lines().count() > 60, "{kernel}");
     }
 }
+
+#[test]
+fn a_subvolume_with_a_long_path_hides_no_others_on_a_mount() {
+    use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+    use std::os::fd::AsFd;
+    if !kernel_tests_enabled("a_subvolume_with_a_long_path_hides_no_others_on_a_mount") {
+        return;
+    }
+    let scratch = super::volumes_mounted::Scratch::new("256M");
+    scratch.mount("allow_other");
+    let at = scratch.at();
+    butternut(&["subvolume", "create", &format!("{at}/other")]).ok();
+    butternut(&["subvolume", "create", &format!("{at}/top")]).ok();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    // As any user may do below a directory of its own: 17 names of 250 bytes, more than the 4080
+    // that INO_LOOKUP returns.
+    let mut dir = openat(CWD, format!("{at}/top").as_str(), flags, Mode::empty()).unwrap();
+    let name = "n".repeat(250);
+    for _ in 0..17 {
+        mkdirat(&dir, name.as_str(), Mode::RWXU).unwrap();
+        dir = openat(&dir, name.as_str(), flags, Mode::empty()).unwrap();
+    }
+    butternut_sys::subvolume_calls::create(dir.as_fd(), b"inner").unwrap();
+    drop(dir);
+    let listed = butternut(&["subvolume", "list", &at]).ok();
+    assert!(listed.contains("path other\n") && listed.lines().count() == 3, "{listed}");
+    butternut(&["subvolume", "show", &format!("{at}/other")]).ok();
+    butternut(&["subvolume", "delete", "-R", &format!("{at}/top")]).ok();
+    scratch.umount();
+    scratch.check();
+}
+
+/// A process whose root is a directory inside of the mount sees no mount of it in its table: the
+/// kernel leaves out the mounts that are not below the root. The numbers are
+/// `BTRFS_IOC_SUBVOL_CREATE` and `BTRFS_IOC_SNAP_DESTROY`.
+const IN_A_JAIL: &str = r#"
+mkdir jail; chmod 777 jail
+call() {
+    perl -e '
+        sysopen(my $dir, $ARGV[0], 0200000) or die "open: $!\n";
+        chroot($ARGV[0]) or die "chroot: $!\n"; chdir("/");
+        if ($ARGV[3]) { $( = $) = $ARGV[3]; $< = $> = $ARGV[3]; }
+        my $arguments = pack("q a4088", 0, $ARGV[2]);
+        print(ioctl($dir, hex($ARGV[1]), $arguments) ? "done\n" : "$!\n");' "$@"
+}
+call "$M/jail" 5000940e of-root 0
+call "$M/jail" 5000940e of-user 12345
+call "$M/jail" 5000940f of-root 0
+mkdir other jail/old; mount --bind -o ro "$M/other" "$M/jail/old"
+call "$M/jail" 5000940e beside-read-only 0
+umount "$M/jail/old"
+mkdir "$T/ro"; mount --bind -o ro "$M" "$T/ro"
+call "$T/ro/jail" 5000940e no 0
+umount "$T/ro"
+"#;
+
+#[test]
+fn a_process_with_its_root_inside_of_the_mount_makes_subvolumes() {
+    if !kernel_tests_enabled("a_process_with_its_root_inside_of_the_mount_makes_subvolumes") {
+        return;
+    }
+    let scratch = super::volumes_mounted::Scratch::new("256M");
+    scratch.mount("allow_other");
+    let printed = scratch.script(IN_A_JAIL);
+    scratch.umount();
+    // As with the kernel's btrfs.
+    assert_eq!(printed, "done\ndone\ndone\ndone\nRead-only file system\n");
+}

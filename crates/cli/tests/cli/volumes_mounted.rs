@@ -508,3 +508,84 @@ fn a_volume_whose_file_was_shortened_grows_only_as_far_as_it() {
     assert!(usage.contains(&format!("\"device_bytes\": {}", 896_u64 << 20)), "{usage}");
     scratch.check();
 }
+
+/// The process of the mount has the root directory as its working directory.
+#[test]
+fn a_volume_on_devices_with_relative_paths_grows() {
+    if !kernel_tests_enabled("a_volume_on_devices_with_relative_paths_grows") {
+        return;
+    }
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let at = dir.path().join("at");
+    std::fs::create_dir(&at).unwrap();
+    let _guard = MountGuard::before_mount(&at).unwrap();
+    shell(&format!(
+        "cd {}; truncate -s 300M a.img b.img; mkfs.btrfs -q -d single -m raid1 a.img b.img",
+        dir.path().display()
+    ));
+    let here = |words: &[&str]| -> super::command::CommandOutput {
+        let ran = super::command::command().current_dir(dir.path()).args(words).output();
+        ran.unwrap().into()
+    };
+    here(&["mount", "a.img", "b.img", "at"]).ok();
+    shell(&format!("truncate -s 600M {}/a.img", dir.path().display()));
+    let grown = here(&["filesystem", "resize", "at", "1:max"]);
+    here(&["umount", "at"]).ok();
+    grown.ok();
+}
+
+const QUOTAS_READ_ONLY: &str = r#"
+mount --bind -o ro "$M" "$T/ro"
+try "$B" quota enable "$T/ro"
+try "$B" quota status "$T/ro"
+"$B" quota enable "$M"
+try "$B" qgroup create 1/1 "$T/ro"
+try "$B" qgroup limit 1M 0/5 "$T/ro"
+try "$B" quota disable "$T/ro"
+umount "$T/ro"
+"$B" mount -o remount,ro "$M"
+try "$B" quota rescan .
+try "$B" qgroup create 1/2 .
+"#;
+
+/// As in the kernel, where these calls need write access to the mount (`mnt_want_write_file`).
+#[test]
+fn quotas_are_not_changed_through_a_read_only_mount() {
+    if !kernel_tests_enabled("quotas_are_not_changed_through_a_read_only_mount") {
+        return;
+    }
+    let scratch = Scratch::new("256M");
+    std::fs::create_dir(scratch.path("ro")).unwrap();
+    let _guard = MountGuard::before_mount(&scratch.path("ro")).unwrap();
+    scratch.mount("allow_other");
+    let printed = scratch.script(QUOTAS_READ_ONLY);
+    scratch.umount();
+    expect_lines(
+        &printed,
+        &[
+            "butternut quota enable T/ro: 1 butternut: T/ro: read-only file system",
+            "butternut quota status T/ro: 0 Enabled:      no",
+            "butternut qgroup create 1/1 T/ro: 1 butternut: T/ro: read-only file system",
+            "butternut qgroup limit 1M 0/5 T/ro: 1 butternut: T/ro: read-only file system",
+            "butternut quota disable T/ro: 1 butternut: T/ro: read-only file system",
+            "butternut quota rescan .: 1 butternut: .: read-only file system",
+            "butternut qgroup create 1/2 .: 1 butternut: .: read-only file system",
+        ],
+    );
+}
+
+#[test]
+fn a_mounted_volume_with_a_path_that_is_no_text_is_checked() {
+    use std::os::unix::ffi::OsStrExt;
+    if !kernel_tests_enabled("a_mounted_volume_with_a_path_that_is_no_text_is_checked") {
+        return;
+    }
+    let scratch = Scratch::new("256M");
+    let odd = scratch.path("").join(std::ffi::OsStr::from_bytes(b"odd\xff.img"));
+    std::fs::rename(scratch.image(), &odd).unwrap();
+    let at = scratch.path("at");
+    butternut(&["mount".as_ref(), odd.as_os_str(), at.as_os_str()]).ok();
+    let report = butternut(&["check", "--online", &scratch.at()]);
+    scratch.umount();
+    assert!(report.ok().contains(": clean at generation "));
+}

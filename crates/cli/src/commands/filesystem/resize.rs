@@ -9,7 +9,7 @@
 //!    another process may have resized the volume, too. So a file that was extended stays extended
 //!    if the volume cannot be opened again, and also if the commit fails: the superblocks may have
 //!    the new size by then.
-//! 4. A mounted volume is resized by the process of its mount, or by the kernel ([`resize`]).
+//! 5. A mounted volume is resized by the process of its mount, or by the kernel ([`resize`]).
 //!
 //! [`resize`]: crate::control::resize
 
@@ -17,18 +17,17 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use butternut::{DeviceInfo, DevicePath};
-use butternut_mkfs::Overlap;
 use butternut_sys::volume_calls;
 
 use super::super::transaction::Transaction;
 use crate::args::{GlobalArgs, ResizeArgs};
 use crate::commands::mounted::directory::MountedDirectory;
 use crate::control::Request;
-use crate::control::resize::{ResizeRequest, Resized, SECTOR_BYTES};
+use crate::control::resize::{ResizeRequest, Resized, SECTOR_BYTES, SEVERAL_IN_FILE};
 use crate::failure::{Failure, Outcome, chain, hints, without_object};
 use crate::output::Output;
 use crate::output::size::{Units, pretty};
-use crate::volume::image_size;
+use crate::volume::{growth, image_size};
 
 const COMMAND: &str = "filesystem resize";
 
@@ -130,7 +129,8 @@ impl Plan {
         let devices = transaction.filesystem().devices();
         let device = request.device(&devices);
         let device = device.map_err(|(why, hint)| Failure::new("size", why).hint(hint))?;
-        let file = image_file(transaction, device);
+        let named = named(transaction, device)?;
+        let file = image_file(named.as_ref());
         let most = file.as_ref().map_or(device.device_bytes, |file| file.bytes - file.offset);
         let min = || transaction.filesystem().size_min(device.id);
         let bytes = request.size.of(device.total_bytes, min, most);
@@ -143,26 +143,19 @@ impl Plan {
             Failure::new("size", format!("{what} {}", pretty(bytes_max, Units::Binary)))
                 .hint("choose max or a smaller size")
         })?;
-        let named = named(transaction, device).cloned();
         Ok(Self { devid: device.id, named, bytes_was: device.total_bytes, bytes, file })
     }
 
     /// Refuses to grow over something else in the same file or device (law 3).
     fn check_growth(&self) -> Result<(), Failure> {
         let Some(DevicePath { path, offset, .. }) = &self.named else { return Ok(()) };
-        if self.bytes <= self.bytes_was {
-            return Ok(());
-        }
-        let until = |bytes: u64| *offset..offset.saturating_add(bytes);
-        let (range, own) = (until(self.bytes), until(self.bytes_was));
         let shown = path.display().to_string();
-        let found = Overlap::find(path, &range, Some(&own)).map_err(|error| {
+        let found = growth::overlap(path, *offset, (self.bytes_was, self.bytes));
+        let found = found.map_err(|error| {
             Failure::new(shown.clone(), without_object(&chain(&error), &shown))
                 .hint_if(hints::of_device(&error))
         })?;
-        let Some(with) = found else { return Ok(()) };
-        let why = format!("bytes {} to {} overlap {with}", range.start, range.end);
-        Err(Failure::new(shown, why).hint("choose a smaller size"))
+        found.map_or(Ok(()), |why| Err(Failure::new(shown, why).hint(growth::SMALLER)))
     }
 
     /// Truncates a file that was extended to its size before (law 1), unless the volume needs it.
@@ -183,16 +176,23 @@ impl Plan {
     }
 }
 
-/// Returns how the caller named a device.
-fn named<'a>(transaction: &'a Transaction, device: &DeviceInfo) -> Option<&'a DevicePath> {
-    let path = device.path.as_ref()?;
+/// Returns how the caller named a device, if it did.
+///
+/// # Errors
+/// Another device of the volume is in the same file.
+fn named(transaction: &Transaction, device: &DeviceInfo) -> Result<Option<DevicePath>, Failure> {
+    let Some(path) = &device.path else { return Ok(None) };
     let is_wanted = |named: &&DevicePath| named.path.display().to_string() == *path;
-    transaction.devices().iter().find(is_wanted)
+    let mut found = transaction.devices().iter().filter(is_wanted);
+    match (found.next(), found.next()) {
+        (_, Some(_)) => Err(Failure::new(path.clone(), SEVERAL_IN_FILE)),
+        (first, None) => Ok(first.cloned()),
+    }
 }
 
-fn image_file(transaction: &Transaction, device: &DeviceInfo) -> Option<ImageFile> {
+fn image_file(named: Option<&DevicePath>) -> Option<ImageFile> {
     // A partition has the size that its table says, so the file stays as it is.
-    let named = named(transaction, device).filter(|named| named.bytes.is_none())?;
+    let named = named.filter(|named| named.bytes.is_none())?;
     let meta = std::fs::metadata(&named.path).ok().filter(std::fs::Metadata::is_file)?;
     let (path, identity) = (named.path.clone(), image_size::identity(&meta));
     Some(ImageFile { path, identity, offset: named.offset, bytes: meta.len() })

@@ -77,7 +77,8 @@ impl Overall {
             of(kinds).fold((0, 0), |(raw, total), g| (raw + g.raw_bytes, total + g.total_bytes))
         };
         let (data_raw, data_total) = sums(DATA);
-        let data_used = of(DATA).map(raw_used).sum::<u64>();
+        // The ratio of a block group may be any number, so what is scaled by it may be, too.
+        let data_used = of(DATA).map(raw_used).fold(0, u64::saturating_add);
         let (metadata_raw, metadata_total) = sums(METADATA);
         let unallocated = device_bytes.saturating_sub(allocated_bytes);
         let logical = |raw: u64, (of_raw, of_total): (u64, u64)| {
@@ -98,9 +99,9 @@ impl Overall {
             allocated_bytes,
             missing_bytes: missing.map(|device| device.total_bytes).sum(),
             slack_bytes: usage.devices.iter().map(slack).sum(),
-            used_bytes: usage.groups.iter().map(raw_used).sum(),
-            free_bytes: in_chunks + more((data_raw, data_total)),
-            free_min_bytes: in_chunks + more(most_copies),
+            used_bytes: usage.groups.iter().map(raw_used).fold(0, u64::saturating_add),
+            free_bytes: in_chunks.saturating_add(more((data_raw, data_total))),
+            free_min_bytes: in_chunks.saturating_add(more(most_copies)),
             free_statfs_bytes,
             data_ratio: ratio(data_raw, data_total),
             metadata_ratio: ratio(metadata_raw, metadata_total),
@@ -298,4 +299,30 @@ fn as_json(overall: &Overall, usage: &Usage) -> json::Object {
         .put("multiple_profiles", overall.multiple.clone())
         .put("groups", groups.collect::<Vec<_>>())
         .put("devices", devices.collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DATA, DeviceInfo, GroupUsage, Overall, Usage};
+
+    #[test]
+    fn numbers_of_a_hostile_report_do_not_overflow() {
+        let group = |used_bytes, raw_bytes, total_bytes| {
+            let mut group = GroupUsage::default();
+            group.flags = DATA;
+            group.used_bytes = used_bytes;
+            group.raw_bytes = raw_bytes;
+            group.total_bytes = total_bytes;
+            group
+        };
+        let mut device = DeviceInfo::default();
+        device.total_bytes = 1 << 58;
+        let mut usage = Usage::default();
+        usage.devices = vec![device];
+        usage.groups = vec![group(0, 1, 1 << 58)];
+        assert_eq!(Overall::of(&usage, 0).free_bytes, u64::MAX);
+        let used = || group(1 << 40, 1 << 40, 0);
+        usage.groups = vec![used(), used()];
+        assert_eq!(Overall::of(&usage, 0).used_bytes, u64::MAX);
+    }
 }

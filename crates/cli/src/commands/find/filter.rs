@@ -2,14 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use butternut::{FileKind, Stat};
+use butternut::FileKind;
 
 use super::glob;
 use crate::args::{FindArgs, parse_bytes};
+use crate::commands::files::{Attributes, Files};
 use crate::commands::walk::{WalkEntry, WalkError};
 use crate::failure::Failure;
 use crate::output::text;
-use crate::volume::OpenVolume;
 
 const DAY_SECS: i64 = 24 * 60 * 60;
 
@@ -90,33 +90,32 @@ impl Filter {
         })
     }
 
-    pub(super) fn matches(
+    pub(super) fn matches<F: Files>(
         &self,
-        opened: &OpenVolume,
-        found: &WalkEntry,
-    ) -> Result<bool, WalkError> {
-        if found.depth < self.depth_min || !self.matches_names(found) {
+        files: &F,
+        found: &WalkEntry<F::Id>,
+    ) -> Result<bool, WalkError<F::Error>> {
+        if found.depth < self.depth_min || !self.matches_names(files, found) {
             return Ok(false);
         }
         if self.size.is_none() && self.units.is_none() && self.age.is_none() {
             return Ok(true);
         }
-        let stat = opened
-            .filesystem
-            .stat(found.id)
+        let stat = files
+            .attributes(&found.id)
             .map_err(|error| WalkError { path: found.path.bytes(), error: Box::new(error) })?;
         Ok(self.matches_stat(&stat))
     }
 
-    fn matches_names(&self, found: &WalkEntry) -> bool {
+    fn matches_names<F: Files>(&self, files: &F, found: &WalkEntry<F::Id>) -> bool {
         let (name, ignoring_case) = (self.name.as_ref(), self.name_ignoring_case.as_ref());
         name.is_none_or(|glob| glob::matches(glob, found.name()))
             && ignoring_case.is_none_or(|glob| glob::matches(glob, &lower_case(found.name())))
             && self.path.as_ref().is_none_or(|glob| glob::matches(glob, &found.path.bytes()))
-            && self.kinds.as_ref().is_none_or(|kinds| kinds.iter().any(|k| is(*k, found)))
+            && self.kinds.as_ref().is_none_or(|kinds| kinds.iter().any(|k| is(*k, files, found)))
     }
 
-    fn matches_stat(&self, stat: &Stat) -> bool {
+    fn matches_stat(&self, stat: &Attributes) -> bool {
         let number = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let age = self.now.saturating_sub(stat.mtime.secs).div_euclid(DAY_SECS);
         self.size.is_none_or(|range| range.contains(number(stat.size)))
@@ -165,7 +164,7 @@ fn lower_case(bytes: &[u8]) -> Vec<u8> {
     }
 }
 
-fn is(letter: char, found: &WalkEntry) -> bool {
+fn is<F: Files>(letter: char, files: &F, found: &WalkEntry<F::Id>) -> bool {
     let kind = match found.kind {
         FileKind::File => 'f',
         FileKind::Directory => 'd',
@@ -175,7 +174,7 @@ fn is(letter: char, found: &WalkEntry) -> bool {
         FileKind::Fifo => 'p',
         FileKind::Socket => 's',
     };
-    letter == kind || (letter == 'v' && kind == 'd' && found.id.is_subvolume_root())
+    letter == kind || (letter == 'v' && kind == 'd' && files.is_subvolume_root(&found.id))
 }
 
 #[cfg(test)]

@@ -229,7 +229,7 @@ fn xattrs_of_open(file: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
 
 /// Reads the attributes of a file that is open with `O_PATH`. The path in `/proc` leads to this
 /// file itself, also if it is a symlink.
-fn xattrs_of_handle(handle: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+pub(in super::super) fn xattrs_of_handle(handle: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
     let mut list = vec![0; XATTR_BYTES_MAX];
     let bytes = match listxattr(path.as_str(), list.as_mut_slice()) {

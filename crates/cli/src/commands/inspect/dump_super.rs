@@ -6,5 +6,6 @@ use crate::failure::Outcome;
 use crate::output::Output;
 
 pub(crate) fn run(global: &GlobalArgs, args: &DumpSuperArgs, out: &mut Output) -> Outcome {
+    super::refuse_directories("dump-super", &args.devices)?;
     dump::dump_super::print(global, args, out)
 }

@@ -5,35 +5,57 @@
 use std::io::Write;
 
 use butternut::inspect::ExtentOwner;
-use butternut::{Error, FileId};
 
+use super::only_directory;
 use crate::args::{GlobalArgs, LogicalResolveArgs};
+use crate::control::Request;
+use crate::control::logical_owners::{LogicalOwner, LogicalRequest, OwnerError};
 use crate::failure::{Completion, Failure, Outcome};
-use crate::output::{Output, json, text};
+use crate::output::Output;
+use crate::output::json::{self, Object};
 use crate::volume::OpenVolume;
 
+/// The command, for messages of the process of a mount.
+const COMMAND: &str = "inspect logical-resolve";
+
 pub(crate) fn run(global: &GlobalArgs, args: &LogicalResolveArgs, out: &mut Output) -> Outcome {
+    let LogicalResolveArgs { logical, any_offset, no_paths, .. } = *args;
+    let request = LogicalRequest { logical, any_offset, with_paths: !no_paths };
+    if let Some(mounted) = only_directory(&args.volume)? {
+        if mounted.is_kernels() {
+            let command = format!("btrfs inspect-internal logical-resolve {logical}");
+            return Err(mounted.of_kernel(&format!("{command} {}", mounted.shown())));
+        }
+        let owners: Vec<LogicalOwner> =
+            mounted.request(COMMAND, &Request::LogicalResolve(request))?;
+        return print(global, logical, owners.into_iter().map(Ok), out);
+    }
     let opened = OpenVolume::from_args(global, &args.volume)?;
-    let what = format!("logical address {}", args.logical);
-    let owners =
-        opened.filesystem.owners_of_logical(args.logical, args.any_offset).or_else(|error| {
-            let not_found = matches!(error, Error::NotFound);
-            if not_found { Ok(Vec::new()) } else { Err(Failure::of(&*what, &error)) }
-        })?;
-    if owners.is_empty() {
-        return Err(Failure::new(what, "no file contains it").hint(
+    let failed = |(what, error): OwnerError| Failure::of(what, &error);
+    let owners = request.owners(&opened.filesystem).map_err(failed)?;
+    let described =
+        |owner: ExtentOwner| request.described(&opened.filesystem, owner).map_err(failed);
+    print(global, logical, owners.into_iter().map(described), out)
+}
+
+fn print(
+    global: &GlobalArgs,
+    logical: u64,
+    owners: impl ExactSizeIterator<Item = Result<LogicalOwner, Failure>>,
+    out: &mut Output,
+) -> Outcome {
+    if owners.len() == 0 {
+        return Err(Failure::new(format!("logical address {logical}"), "no file contains it").hint(
             "it may be metadata, free space or past the end; -o also finds other parts of extents",
         ));
     }
     let mut list = json::List::default();
     for owner in owners {
-        let paths = if args.no_paths { Vec::new() } else { paths(&opened, &owner)? };
+        let LogicalOwner { subvolume, ino, offset, paths } = owner?;
         if global.json {
-            let object = json::Object::new()
-                .put("subvolume", owner.subvolume)
-                .put("inode", owner.ino)
-                .put("offset", owner.offset);
-            let paths = paths.iter().map(|path| json::Object::new().name("path", path).into());
+            let object =
+                Object::new().put("subvolume", subvolume).put("inode", ino).put("offset", offset);
+            let paths = paths.iter().map(|path| Object::new().name("path", path).into());
             list.push(out, object.put("paths", paths.collect::<Vec<serde_json::Value>>()))?;
             continue;
         }
@@ -42,7 +64,6 @@ pub(crate) fn run(global: &GlobalArgs, args: &LogicalResolveArgs, out: &mut Outp
             out.line(&shown)?;
         }
         if paths.is_empty() {
-            let ExtentOwner { subvolume, ino, offset } = owner;
             writeln!(out, "inode {ino} offset {offset} root {subvolume}")?;
         }
     }
@@ -50,17 +71,4 @@ pub(crate) fn run(global: &GlobalArgs, args: &LogicalResolveArgs, out: &mut Outp
         list.end(out)?;
     }
     Ok(Completion::Success)
-}
-
-/// Returns the paths of the owner from the top level; none if its subvolume has been deleted.
-fn paths(opened: &OpenVolume, owner: &ExtentOwner) -> Result<Vec<Vec<u8>>, Failure> {
-    let filesystem = &opened.filesystem;
-    let what = || format!("inode {} of subvolume {}", owner.ino, owner.subvolume);
-    let subvolume =
-        filesystem.subvolume(owner.subvolume).map_err(|error| Failure::of(what(), &error))?;
-    let Some(above) = subvolume.path else { return Ok(Vec::new()) };
-    let id = FileId::new(owner.subvolume, owner.ino);
-    let inside = filesystem.paths_of(id).map_err(|error| Failure::of(what(), &error))?;
-    let top = [b"/", above.as_slice()].concat();
-    Ok(inside.iter().map(|path| text::joined(&top, path)).collect())
 }

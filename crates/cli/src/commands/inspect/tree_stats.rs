@@ -15,6 +15,7 @@ use crate::volume::OpenVolume;
 const TREES: [(u64, &str); 4] = [(1, "root"), (2, "extent"), (7, "csum"), (5, "fs")];
 
 pub(crate) fn run(global: &GlobalArgs, args: &TreeStatsArgs, out: &mut Output) -> Outcome {
+    super::refuse_directories("tree-stats", &args.volume.volume)?;
     let opened = OpenVolume::from_args(global, &args.volume)?;
     let units = if args.raw { Units::Bytes } else { Units::Binary };
     let named = args.tree.map(|tree| vec![(tree, name(tree))]);

@@ -58,7 +58,8 @@ pub(super) fn device_paths(volume: &VolumeArg) -> Vec<HeldDevice> {
     let absolute = |device: &DevicePath| {
         let path = device.path.canonicalize().ok()?;
         let identity = device_identity(&std::fs::metadata(&path).ok()?);
-        Some(HeldDevice { path, offset: device.offset, bytes: device.bytes, identity })
+        let typed = device.path.to_string_lossy().into_owned();
+        Some(HeldDevice { path, typed, offset: device.offset, bytes: device.bytes, identity })
     };
     volume.devices.iter().filter_map(absolute).collect()
 }

@@ -157,13 +157,18 @@ impl ParsedOptions {
     /// Adds `offset`, `subvol` and `subvolid` to the volume argument.
     ///
     /// # Errors
-    /// Fails if `offset` is given for several devices, or two different subvolumes are named.
+    /// Fails if `offset` is given for several devices or beside a partition, or two different
+    /// subvolumes are named.
     pub(crate) fn apply_to_volume(&mut self, volume: &mut VolumeArg) -> Result<(), Failure> {
         if let Some(offset) = self.offset {
             let [device] = volume.devices.as_mut_slice() else {
                 return Err(refused("offset", "applies to a single device")
                     .hint("add ?offset=N to each device"));
             };
+            if device.bytes.is_some() {
+                return Err(refused("offset", "is the place of another volume than ?partition=N")
+                    .hint("name the volume by one of them"));
+            }
             device.offset = offset;
         }
         match (&volume.subvolume, &self.volume.subvolume) {
@@ -359,5 +364,22 @@ mod tests {
         assert_eq!(compression("compress-force"), is("zlib:3", true));
         assert_eq!(compression("compress=zstd,compress=no"), None);
         assert_eq!(compression("compress-force=zstd,compress=lzo"), is("lzo", false));
+    }
+
+    /// The place in the argument and the one in the options are two places.
+    #[test]
+    fn an_offset_beside_a_partition_is_refused() {
+        let device = butternut::DevicePath {
+            path: "disk.img".into(),
+            offset: 66 << 20,
+            bytes: Some(1 << 30),
+        };
+        let mut volume = VolumeArg {
+            devices: vec![device],
+            subvolume: Subvolume::Default,
+            typed: "disk.img?partition=2".into(),
+        };
+        let refused = check("offset=1M").unwrap().apply_to_volume(&mut volume);
+        assert!(refused.is_err(), "{:?}", volume.devices);
     }
 }

@@ -245,8 +245,10 @@ fn refused(volume: &MountedVolume<'_>, path: &Path, id: Option<u64>, error: &io:
         return Failure::new(shown, "is the default subvolume, which cannot be deleted")
             .hint("`butternut subvolume set-default` makes another one the default");
     }
-    Failure::new(shown, "is in use: it is being sent, or has a swap file that is in use")
-        .hint("wait until `send` ends, or end it; `swapoff` ends the use of a swap file")
+    let why = "is in use: a send or a receive reads it, or it has a swap file that is in use";
+    Failure::new(shown, why).hint(
+        "wait until `send` or `receive` ends, or end it; `swapoff` ends the use of a swap file",
+    )
 }
 
 fn not_deleted(path: &Path, error: &io::Error) -> Failure {
@@ -260,7 +262,7 @@ fn not_deleted(path: &Path, error: &io::Error) -> Failure {
         }
         Some(Errno::PERM) => failure.hint(
             "only root deletes subvolumes, unless the mount has the option user_subvol_rm_allowed; \
-            the default subvolume, and one that is being sent, are not deleted",
+            the default subvolume, and one that a send or a receive reads, are not deleted",
         ),
         Some(Errno::ROFS) => failure.hint(
             "the volume is mounted read-only, or the subvolume around it is: `butternut property \

@@ -155,8 +155,8 @@ impl<'a> MountedDirectory<'a> {
         text::joined(self.path.as_os_str().as_bytes(), name)
     }
 
-    /// Lets the process of the mount receive a stream from `input`. The inner error is that of
-    /// `input`. Messages begin with `command`.
+    /// Lets the process of the mount receive a stream from `input`. Also returns why `input` has
+    /// failed if it has. Messages begin with `command`.
     ///
     /// # Errors
     /// As [`client::request`].
@@ -165,7 +165,7 @@ impl<'a> MountedDirectory<'a> {
         command: &str,
         request: ReceiveRequest,
         input: &mut dyn io::Read,
-    ) -> Result<io::Result<ReceiveResult>, Failure> {
+    ) -> Result<(ReceiveResult, Option<io::Error>), Failure> {
         client::request_receive(command, (self.path, self.device), request, input)
     }
 

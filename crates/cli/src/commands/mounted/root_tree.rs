@@ -6,6 +6,8 @@
 //!    path, and is left out.
 //! 2. Items come from another process, so they are checked as those of a disk are. Parents that
 //!    lead in a circle lead nowhere.
+//! 3. Any user can make directories whose path is too long for the call. A subvolume there has no
+//!    path, and is listed all the same.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -36,6 +38,8 @@ const LAST_ID: u64 = u64::MAX - 255;
 const SUBVOLUMES_MAX: usize = 1 << 22;
 /// Maximum nesting depth of subvolumes on a path.
 const NESTING_MAX: usize = 2048;
+/// Bytes of the directories on a path, at most.
+const PATH_BYTES_MAX: usize = 1 << 16;
 
 /// A mounted volume, through a directory of it.
 pub(crate) struct MountedVolume<'a> {
@@ -57,7 +61,17 @@ struct Items {
     roots: Vec<(u64, RootItem)>,
     entries: HashMap<u64, Entry>,
     /// Paths of directories, from the roots of their subvolumes.
-    directories: HashMap<(u64, Ino), Option<Vec<u8>>>,
+    directories: HashMap<(u64, Ino), Place>,
+}
+
+/// Where a directory or subvolume is.
+#[derive(Clone)]
+enum Place {
+    At(Vec<u8>),
+    /// It has been deleted.
+    Gone,
+    /// Its path is longer than the call returns.
+    TooLong,
 }
 
 impl<'a> MountedVolume<'a> {
@@ -103,9 +117,13 @@ impl<'a> MountedVolume<'a> {
         let roots = std::mem::take(&mut items.roots);
         let mut found = Vec::with_capacity(roots.len());
         for (id, root) in roots {
-            let path = self.path_of(&mut items, id)?;
+            let (path, is_gone) = match self.place_of(&mut items, id)? {
+                Place::At(path) => (Some(path), false),
+                Place::Gone => (None, true),
+                Place::TooLong => (None, false),
+            };
             let info = info(&items, id, &root, path);
-            found.extend((info.deleted || info.path.is_some()).then_some(info));
+            found.extend((info.deleted || !is_gone).then_some(info));
         }
         Ok(found)
     }
@@ -182,15 +200,15 @@ impl<'a> MountedVolume<'a> {
         invalid.map_or(Ok(()), |why| Err(Failure::new(shown(), format!("root tree: {why}"))))
     }
 
-    /// Returns the path of a subvolume from the top level, if it has one (laws 1 and 2).
-    fn path_of(&self, items: &mut Items, id: u64) -> Result<Option<Vec<u8>>, Failure> {
-        let (mut parts, mut at) = (Vec::new(), id);
+    /// Returns the path of a subvolume from the top level, if it has one (laws 1 to 3).
+    fn place_of(&self, items: &mut Items, id: u64) -> Result<Place, Failure> {
+        let (mut parts, mut at, mut bytes) = (Vec::new(), id, 0_usize);
         for _ in 0..NESTING_MAX {
             if at == TOP_LEVEL {
                 parts.reverse();
-                return Ok(Some(parts.join(&b'/')));
+                return Ok(Place::At(parts.join(&b'/')));
             }
-            let Some(entry) = items.entries.get(&at) else { return Ok(None) };
+            let Some(entry) = items.entries.get(&at) else { return Ok(Place::Gone) };
             let place = (entry.parent, entry.dir);
             parts.push(entry.name.clone());
             at = entry.parent;
@@ -199,18 +217,25 @@ impl<'a> MountedVolume<'a> {
                 None => self.directory(place)?,
             };
             items.directories.insert(place, dir.clone());
-            let Some(dir) = dir else { return Ok(None) };
+            let Place::At(dir) = dir else { return Ok(dir) };
+            bytes = bytes.saturating_add(dir.len());
+            if bytes > PATH_BYTES_MAX {
+                return Ok(Place::TooLong);
+            }
             parts.extend((!dir.is_empty()).then_some(dir));
         }
-        Ok(None)
+        Ok(Place::TooLong)
     }
 
-    /// Returns the path of a directory in its subvolume; `None` if it does not exist any more.
-    fn directory(&self, (subvolume, dir): (u64, Ino)) -> Result<Option<Vec<u8>>, Failure> {
+    /// Returns the path of a directory in its subvolume.
+    fn directory(&self, (subvolume, dir): (u64, Ino)) -> Result<Place, Failure> {
         match path_of_inode(self.dir.as_fd(), subvolume, dir.0) {
-            Ok(path) => Ok(Some(path)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(self.failed(&error)),
+            Ok(path) => Ok(Place::At(path)),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NOENT) => Ok(Place::Gone),
+                Some(Errno::NAMETOOLONG | Errno::TOOBIG) => Ok(Place::TooLong),
+                _ => Err(self.failed(&error)),
+            },
         }
     }
 

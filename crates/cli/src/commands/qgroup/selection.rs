@@ -76,7 +76,7 @@ fn compare(keys: &[QgroupSort], one: &GroupReport, other: &GroupReport) -> Order
 fn path_key(group: &GroupReport) -> (u64, &[u8]) {
     let path = match &group.subvolume {
         GroupSubvolume::Path(path) => path.as_slice(),
-        GroupSubvolume::None | GroupSubvolume::Deleted => &[],
+        GroupSubvolume::None | GroupSubvolume::Deleted | GroupSubvolume::LongPath => &[],
     };
     (QgroupId(group.id).level(), path)
 }

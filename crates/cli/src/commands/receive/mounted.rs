@@ -5,13 +5,20 @@
 //!    unmounted. The process finds it by its inode number, in the mount of the descriptor.
 //! 2. The process may change any directory. So the command checks that the user may make something
 //!    in this one, and that its mount is writable.
+//! 3. Until the end, a file without a name is open for writing in the directory. So the kernel
+//!    does not remount the mount read-only meanwhile, as during a receive on the kernel's btrfs. A
+//!    kernel before Linux 6.2 makes no such file on a FUSE mount.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
 
 use butternut::receive::StreamEnd;
-use rustix::fs::{Access, AtFlags, StatxFlags, accessat, statx};
+use rustix::fs::{Access, AtFlags, Mode, OFlags, StatxFlags, accessat, openat, statx};
+use rustix::io::Errno;
 use serde_json::Value;
 
-use super::described;
 use super::input::Input;
+use super::{described, kept};
 use crate::args::GlobalArgs;
 use crate::commands::mounted::directory::MountedDirectory;
 use crate::control::receive::{ReceiveEnd, ReceiveRequest, ReceiveResult};
@@ -23,14 +30,17 @@ const COMMAND: &str = "receive";
 pub(super) fn run(
     global: &GlobalArgs,
     mounted: &MountedDirectory<'_>,
+    is_resumed: bool,
     input: Input,
     out: &mut Output,
 ) -> Outcome {
     if mounted.is_kernels() {
         return Err(mounted.of_kernel("btrfs receive"));
     }
-    mounted.require_writable()?;
     let dir = mounted.reopen()?;
+    let nameless = nameless_file(&dir).map_err(|errno| mounted.failed(&errno.into()))?;
+    // After law 3 holds: the mount stays writable.
+    mounted.require_writable()?;
     let allowed = accessat(&dir, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
     allowed.map_err(|errno| mounted.failed(&errno.into()))?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -40,15 +50,42 @@ pub(super) fn run(
         StreamEnd::Input => ReceiveEnd::Input,
         StreamEnd::Command => ReceiveEnd::Command,
     };
-    let request = ReceiveRequest { directory, end };
+    let request = ReceiveRequest { directory, end, is_resumed };
     let Input { name, stream, .. } = input;
-    let received = mounted.receive(COMMAND, request, &mut stream.into_inner())?;
-    // Law 1.
-    drop(dir);
-    let result = received.map_err(|error| {
-        Failure::io(name.clone(), &error).hint("the incomplete subvolume is deleted")
-    })?;
-    report(global, mounted, &name, &result, out)
+    let (result, input_error) = mounted.receive(COMMAND, request, &mut stream.into_inner())?;
+    // Laws 1 and 3.
+    drop((dir, nameless));
+    let failure = match (input_error, &result.failure) {
+        // The process names the end of the connection, which the input has caused.
+        (Some(error), _) => {
+            let failure = Failure::io(name.clone(), &error);
+            Some(match (result.resumable, &result.unfinished) {
+                (Some(count), _) => failure.hint(kept(count)),
+                (None, None) => failure.hint("no incomplete subvolume is left"),
+                (None, Some(_)) => failure,
+            })
+        }
+        (None, Some(why)) => {
+            let failure = Failure::new(&*name, text::lines(why));
+            Some(match result.resumable {
+                Some(count) => failure.hint(kept(count)),
+                None => failure,
+            })
+        }
+        (None, None) => None,
+    };
+    report(global, mounted, &name, (&result, failure), out)
+}
+
+/// Opens a file without a name in a directory (law 3). Returns `None` where the kernel makes none,
+/// and where nothing can be made: on a read-only mount, in a read-only subvolume, which the process
+/// refuses by its name, and at a limit of the subvolume of the directory.
+fn nameless_file(dir: &File) -> Result<Option<OwnedFd>, Errno> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match openat(dir, ".", flags, Mode::RUSR | Mode::WUSR) {
+        Err(Errno::OPNOTSUPP | Errno::ROFS | Errno::DQUOT | Errno::NOSPC) => Ok(None),
+        opened => opened.map(Some),
+    }
 }
 
 /// Reports the complete subvolumes, also after a failure, which is returned then.
@@ -56,21 +93,20 @@ fn report(
     global: &GlobalArgs,
     mounted: &MountedDirectory<'_>,
     name: &str,
-    result: &ReceiveResult,
+    (result, failure): (&ReceiveResult, Option<Failure>),
     out: &mut Output,
 ) -> Outcome {
-    let ReceiveResult { subvolumes, failure, unfinished } = result;
+    let ReceiveResult { subvolumes, present, unfinished, .. } = result;
     let at = |name: &[u8]| text::escaped(&mounted.joined(name));
     if let Some((name, why)) = unfinished {
         let at = at(name);
         stderr_line(&format!("{at}: the incomplete subvolume cannot be deleted: {why}"));
     }
-    let failure = failure.as_ref().map(|why| Failure::new(name, text::lines(why)));
     if subvolumes.is_empty() {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        if !global.quiet {
+        if !global.quiet && *present == 0 {
             stderr_line(&format!("{name}: note: the stream has no subvolume"));
         }
     }

@@ -142,7 +142,7 @@ fn location_of(transaction: &Transaction, id: u64) -> Result<Location, Failure> 
     }
     let (Some(parent), Some(path)) = (info.parent, info.path) else {
         return Err(Failure::new(id.to_string(), "no path leads to this subvolume")
-            .hint("`butternut check` shows what is wrong"));
+            .hint("its directories are too deep to be shown, or see `butternut check`"));
     };
     Ok(Location { dir: FileId::new(parent, info.dir), name: info.name, path })
 }

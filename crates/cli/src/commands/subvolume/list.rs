@@ -123,8 +123,15 @@ fn padded(uuid: &[u8; 16]) -> String {
     if *uuid == [0; 16] { NO_UUID.to_owned() } else { text::uuid(uuid) }
 }
 
+/// Begins the path of a subvolume in directories that are too deep or too long to be shown.
+const NO_PATH: &[u8] = b"<TOO_LONG>";
+
 fn shown_path(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> Vec<u8> {
-    let Some(path) = &subvolume.path else { return b"DELETED".to_vec() };
+    let path = match &subvolume.path {
+        Some(path) => path,
+        None if subvolume.deleted => return b"DELETED".to_vec(),
+        None => return text::joined(NO_PATH, &subvolume.name),
+    };
     if args.all && subvolume.parent != Some(top) {
         return text::joined(b"<FS_TREE>", path);
     }
