@@ -24,8 +24,6 @@ use butternut_names::{self as names, NamesError, PathBudget, SubvolumeLink};
 
 /// Maximum nesting depth of subvolumes on a path.
 const NESTING_MAX: usize = 2048;
-/// Directories on the path of a subvolume that do not count for a list of many.
-const PATH_STEPS_MIN: usize = 64;
 /// Bytes of the directories on a path, at most: 16 times the longest path that system calls take.
 const PATH_BYTES_MAX: usize = 1 << 16;
 
@@ -177,14 +175,10 @@ impl Filesystem {
         } else {
             // Any user can make directories so deep or long that the path has no use; one of them
             // must not hide the other subvolumes.
-            let path = |budget: &mut PathBudget| match self.subvolume_path(id, budget) {
-                Err(Error::Names(NamesError::TooMany { .. })) => Ok(None),
-                found => found,
-            };
-            match path(budget)? {
-                // The others may have used up the budget that all share.
-                None => path(&mut PathBudget::new(PATH_STEPS_MIN))?,
-                found => found,
+            budget.begin_path();
+            match self.subvolume_path(id, budget) {
+                Err(Error::Names(NamesError::TooMany { .. })) => None,
+                found => found?,
             }
         };
         let link = link.as_ref().map(|SubvolumeLink { parent, dir, index, name, .. }| {

@@ -16,11 +16,16 @@ const ROOT_DIRECTORY: Ino = Ino(256);
 /// names and directories of usual length and depth, needs a tenth.
 pub const PATHS_BYTES_MAX: usize = 64 << 20;
 
+/// The first directories of each path of a list, which do not count: one user's deep directories
+/// take no path from the others.
+const FREE_STEPS: usize = 64;
+
 /// Limits the work of one call over all the paths that it computes: the directories that it visits,
 /// and the bytes of the paths. Without a limit, a crafted volume could have any number of names in
 /// the deepest directory.
 #[derive(Debug)]
 pub struct PathBudget {
+    free_steps_left: usize,
     steps_left: usize,
     steps_max: usize,
     bytes_left: usize,
@@ -29,7 +34,12 @@ pub struct PathBudget {
 impl PathBudget {
     /// Creates a budget of `steps_max` directories and [`PATHS_BYTES_MAX`] bytes.
     pub fn new(steps_max: usize) -> Self {
-        Self { steps_left: steps_max, steps_max, bytes_left: PATHS_BYTES_MAX }
+        Self { free_steps_left: 0, steps_left: steps_max, steps_max, bytes_left: PATHS_BYTES_MAX }
+    }
+
+    /// Begins the path of another element of a list: its first 64 directories do not count.
+    pub fn begin_path(&mut self) {
+        self.free_steps_left = FREE_STEPS;
     }
 
     /// Counts one directory.
@@ -37,6 +47,10 @@ impl PathBudget {
     /// # Errors
     /// [`NamesError::TooMany`] if the budget is used up.
     pub fn step(&mut self) -> Result<(), NamesError> {
+        if let Some(left) = self.free_steps_left.checked_sub(1) {
+            self.free_steps_left = left;
+            return Ok(());
+        }
         let limit = self.steps_max;
         let left = self.steps_left.checked_sub(1);
         self.steps_left =
@@ -142,6 +156,19 @@ mod tests {
         assert!(budget.step().is_ok() && budget.step().is_ok());
         let error = budget.step().unwrap_err();
         assert_eq!(error.to_string(), "directories to budget: more than 2");
+    }
+
+    #[test]
+    fn the_first_directories_of_each_path_of_a_list_do_not_count() {
+        let mut budget = PathBudget::new(1);
+        for _path in 0..2 {
+            budget.begin_path();
+            assert!((0..FREE_STEPS).all(|_| budget.step().is_ok()));
+        }
+        assert!(budget.step().is_ok());
+        assert!(budget.step().is_err());
+        budget.begin_path();
+        assert!(budget.step().is_ok());
     }
 
     #[test]
