@@ -185,12 +185,12 @@ fn print_json(
 ) -> Result<(), CopyError> {
     let writing = CopyError::Write;
     let head = json::Object::new().name("path", &text::bytes(path)).put("offset", range.start);
-    let head = serde_json::to_string(&head).map_err(|error| writing(error.into()))?;
+    let head = json::line(&head.into());
     write!(out, "  {},\"data\":\"", head.trim_end_matches('}')).map_err(writing)?;
     let stopped = copy(file, range, &mut |buffer| base64::write(out, buffer));
     let tail = match &stopped {
         Err(CopyError::Read(_, error)) => {
-            format!("\",\"error\":{}}}", serde_json::Value::from(error.text()))
+            format!("\",\"error\":{}}}", json::line(&error.text().into()))
         }
         Ok(()) | Err(CopyError::Write(_)) => "\"}".to_owned(),
     };

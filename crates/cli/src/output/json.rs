@@ -6,10 +6,10 @@
 //! 3. A character that may control a terminal is written as `\uXXXX`, which has the same value.
 //! 4. Sizes are in bytes; times are `{"secs", "nanos"}` since 1970.
 
+use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use serde::Serialize;
-use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::text;
@@ -65,73 +65,29 @@ pub(crate) fn result(out: &mut dyn Write, object: Object, done: &str) -> Result<
 
 /// Prints one document.
 pub(crate) fn document(out: &mut dyn Write, value: impl Into<Value>) -> io::Result<()> {
-    write(out, &value.into(), Escaping(PrettyFormatter::new()))?;
-    out.write_all(b"\n")
+    writeln!(out, "{}", escaped(&serde_json::to_string_pretty(&value.into())?))
 }
 
-fn write(out: &mut dyn Write, value: &Value, form: impl Formatter) -> io::Result<()> {
-    value.serialize(&mut Serializer::with_formatter(out, form))?;
-    Ok(())
+/// Returns a value as JSON in one line (law 3).
+pub(crate) fn line(value: &Value) -> String {
+    escaped(&value.to_string())
 }
 
-/// A form in which no string controls a terminal (law 3).
-struct Escaping<F>(F);
-
-impl<F: Formatter> Formatter for Escaping<F> {
-    fn write_string_fragment<W: ?Sized + Write>(
-        &mut self,
-        out: &mut W,
-        text: &str,
-    ) -> io::Result<()> {
-        let mut rest = text;
-        while let Some((at, found)) =
-            rest.char_indices().find(|(_, found)| text::is_control(*found))
-        {
-            let (before, after) = rest.split_at(at);
-            out.write_all(before.as_bytes())?;
-            for unit in found.encode_utf16(&mut [0; 2]) {
-                write!(out, "\\u{unit:04x}")?;
-            }
-            rest = after.get(found.len_utf8()..).unwrap_or_default();
+/// Escapes what may control a terminal in JSON text (law 3). All such characters but the line feeds
+/// of the form are in strings: the rest of the text is ASCII.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for found in json.chars() {
+        if found == '\n' || !text::is_control(found) {
+            text.push(found);
+            continue;
         }
-        out.write_all(rest.as_bytes())
+        for unit in found.encode_utf16(&mut [0; 2]) {
+            // Writing into a String cannot fail.
+            write!(text, "\\u{unit:04x}").unwrap_or_default();
+        }
     }
-
-    fn begin_array<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.0.begin_array(out)
-    }
-
-    fn end_array<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.0.end_array(out)
-    }
-
-    fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.0.begin_array_value(out, first)
-    }
-
-    fn end_array_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.0.end_array_value(out)
-    }
-
-    fn begin_object<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.0.begin_object(out)
-    }
-
-    fn end_object<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.0.end_object(out)
-    }
-
-    fn begin_object_key<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.0.begin_object_key(out, first)
-    }
-
-    fn begin_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.0.begin_object_value(out)
-    }
-
-    fn end_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.0.end_object_value(out)
-    }
+    text
 }
 
 /// A list that is printed element by element.
@@ -144,7 +100,7 @@ impl List {
     pub(crate) fn push(&mut self, out: &mut dyn Write, value: impl Into<Value>) -> io::Result<()> {
         out.write_all(if self.any { b",\n  " } else { b"[\n  " })?;
         self.any = true;
-        write(out, &value.into(), Escaping(CompactFormatter))
+        out.write_all(line(&value.into()).as_bytes())
     }
 
     pub(crate) fn end(self, out: &mut dyn Write) -> io::Result<()> {
