@@ -59,7 +59,7 @@ impl Failure {
     }
 
     /// Sets the hint, if there is one.
-    pub(crate) fn hint_if(self, text: Option<&'static str>) -> Self {
+    pub(crate) fn hint_if(self, text: Option<impl Into<String>>) -> Self {
         match text {
             Some(text) => self.hint(text),
             None => self,

@@ -3,7 +3,6 @@
 
 use super::command::{butternut, run, shell};
 use super::image::kernel_tests_enabled;
-use butternut_undo::MountGuard;
 
 /// Fails unless `btrfs check` and Butternut find what the volume says, for each group.
 #[track_caller]
@@ -74,11 +73,8 @@ fn the_kernel_counts_on_from_the_quotas_of_a_new_volume() {
     if !kernel_tests_enabled("the_kernel_counts_on_from_the_quotas_of_a_new_volume") {
         return;
     }
-    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
-    let (image, at) = (scratch.path().join("volume.img"), scratch.path().join("at"));
-    std::fs::create_dir(&at).unwrap();
-    let _guard = MountGuard::before_mount(&at).unwrap();
-    let (image, at) = (image.to_str().unwrap(), at.to_str().unwrap());
+    let scratch = super::volumes_mounted::Scratch::new("256M");
+    let (image, at) = (&scratch.image(), &scratch.at());
     for word in ["quota", "squota"] {
         butternut(&["mkfs", "-q", "-f", "--size", "256M", "-O", word, image]).ok();
         let printed = shell(&KERNEL.replace("IMG", image).replace("DIR", at));

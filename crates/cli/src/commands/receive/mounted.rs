@@ -55,25 +55,15 @@ pub(super) fn run(
     let (result, input_error) = mounted.receive(COMMAND, request, &mut stream.into_inner())?;
     // Laws 1 and 3.
     drop((dir, nameless));
-    let failure = match (input_error, &result.failure) {
+    let (failure, is_clean) = match (input_error, &result.failure) {
         // The process names the end of the connection, which the input has caused.
-        (Some(error), _) => {
-            let failure = Failure::io(name.clone(), &error);
-            Some(match (result.resumable, &result.unfinished) {
-                (Some(count), _) => failure.hint(kept(count)),
-                (None, None) => failure.hint("no incomplete subvolume is left"),
-                (None, Some(_)) => failure,
-            })
-        }
-        (None, Some(why)) => {
-            let failure = Failure::new(&*name, text::lines(why));
-            Some(match result.resumable {
-                Some(count) => failure.hint(kept(count)),
-                None => failure,
-            })
-        }
-        (None, None) => None,
+        (Some(error), _) => (Some(Failure::io(name.clone(), &error)), result.unfinished.is_none()),
+        (None, Some(why)) => (Some(Failure::new(&*name, text::lines(why))), false),
+        (None, None) => (None, false),
     };
+    let none_left = is_clean.then(|| "no incomplete subvolume is left".to_owned());
+    let hint = result.resumable.map(kept).or(none_left);
+    let failure = failure.map(|failure| failure.hint_if(hint));
     report(global, mounted, &name, (&result, failure), out)
 }
 
