@@ -226,9 +226,9 @@ In fstab, the type fuseblk.butternut is the option blkdev:
 const UMOUNT_HELP: &str = "\
 When the command returns, all changes are committed and, without --lazy, the volume is released. A
 commit waits for a device that does not respond. If the volume is also mounted elsewhere, here or in
-another mount namespace, it is not released: the command unmounts this mount point only, reports on
-stderr where the volume is still mounted, and exits with 0. The key `released` in the
---json output tells which.
+another mount namespace (for more than 2 s), it is not released: the command unmounts this mount
+point only, reports on stderr where the volume is still mounted, and exits with 0. The key
+`released` in the --json output tells which.
 
 If changes could not be committed, the mount is unmounted all the same, and the exit status is 1.
 After `umount -f` or an abort, the process of the mount commits by itself: the command waits for its

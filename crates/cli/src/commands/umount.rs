@@ -9,7 +9,9 @@
 //!    and then until the same user of the mount has been seen for [`USER_CONFIRM_TIME`]. The error
 //!    message names that user.
 //! 3. If the filesystem is also mounted elsewhere, its process keeps running. The command does not
-//!    wait for it, and a note names the other mount point: the volume is not released.
+//!    wait for it, and a note names the other mount point: the volume is not released. A new mount
+//!    namespace begins with a copy of each mount, which a sandbox detaches at once, so mounts of
+//!    other namespaces count after [`COPY_CONFIRM_TIME`].
 //! 4. The command unmounts the mount that it found at the path when it began, not one that was
 //!    mounted there later.
 //! 5. With --lazy, the mount is detached before anything waits for its process or for a device.
@@ -52,6 +54,8 @@ const BUSY_RETRY_MIN: Duration = Duration::from_secs(2);
 const BUSY_RETRY_MAX: Duration = Duration::from_secs(30);
 /// A user seen for this long is not a brief access.
 const USER_CONFIRM_TIME: Duration = Duration::from_secs(1);
+/// A mount of another namespace that is there this long after the unmount is not a brief copy.
+const COPY_CONFIRM_TIME: Duration = Duration::from_secs(2);
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(1);
 const RETRY_PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Maximum number of users of the mount in a message.
@@ -85,6 +89,7 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
         None => Ok(()),
     };
     let committed = unmount_and_commit(&mount, commit, timeout)?;
+    wait_for_brief_copies(&others, timeout.min(COPY_CONFIRM_TIME));
     if !global.quiet && !global.json {
         report_remaining_mounts(&shown, &others);
     }
@@ -433,11 +438,31 @@ fn has_any(table: &[Mount], mounts: &[Mount]) -> bool {
 }
 
 fn is_any_mounted(others: &[Mount]) -> bool {
+    is_any_mounted_here(others) || is_any_mounted_in_other_namespaces(others)
+}
+
+/// `false` while the mount table cannot be read: the caller waits.
+fn is_any_mounted_here(others: &[Mount]) -> bool {
     let Some(Mount { device, .. }) = others.first() else { return false };
-    let is_there = |table: Vec<Mount>| has_any(&table, others);
-    // While the table cannot be read, the caller waits.
-    mounts::read_own_of_device(*device).is_ok_and(is_there)
-        || mounts::of_other_namespaces(*device).flatten().any(is_there)
+    mounts::read_own_of_device(*device).is_ok_and(|table| has_any(&table, others))
+}
+
+fn is_any_mounted_in_other_namespaces(others: &[Mount]) -> bool {
+    let Some(Mount { device, .. }) = others.first() else { return false };
+    mounts::of_other_namespaces(*device).flatten().any(|table| has_any(&table, others))
+}
+
+/// Waits for at most `limit` while only other mount namespaces have `others` (law 3).
+fn wait_for_brief_copies(others: &[Mount], limit: Duration) {
+    let began = Instant::now();
+    let mut pause = RETRY_PAUSE_MIN;
+    while began.elapsed() < limit
+        && !is_any_mounted_here(others)
+        && is_any_mounted_in_other_namespaces(others)
+    {
+        thread::sleep(pause);
+        pause = (pause * 2).min(RETRY_PAUSE_MAX);
+    }
 }
 
 /// Reports where the volume is still mounted (law 3). Mounts in the same peer group (shared

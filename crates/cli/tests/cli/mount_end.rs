@@ -191,6 +191,26 @@ fn a_signal_reports_mounts_in_other_namespaces_and_a_second_one_ends_them() {
     assert!(lines[2].contains("second signal: committing and exiting"), "{output}");
 }
 
+/// A sandbox begins with a copy of each mount, and detaches what it does not want.
+#[test]
+fn umount_waits_for_a_namespace_that_is_being_set_up() {
+    if !kernel_tests_enabled("umount_waits_for_a_namespace_that_is_being_set_up") {
+        return;
+    }
+    // The copy is detached as soon as the mount itself is gone.
+    let output = run_in_namespace(
+        "$B mount own.img m1
+         unshare --mount --propagation private sh -c \
+             'while grep -q \"$PWD/m1 \" /proc/$1/mountinfo; do sleep .01; done
+              umount m1; exec sleep 1000' sh $$ & S=$!
+         trap \"kill $S\" EXIT
+         while [ $(readlink /proc/$S/ns/mnt) = $(readlink /proc/self/ns/mnt) ]; do sleep .05; done
+         $B umount m1 2>&1
+         $B check own.img >/dev/null && echo released",
+    );
+    assert_eq!(output, "released\n");
+}
+
 /// The kernel ends a process that writes past its limit, unless it ignores the signal.
 #[test]
 fn a_limit_of_file_sizes_fails_writes_and_not_the_mount() {
