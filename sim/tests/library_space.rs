@@ -1,6 +1,7 @@
-//! The library on a volume on which every n-th reservation fails. The operation fails with ENOSPC,
-//! changes nothing but data that it had already written, and succeeds once space is available.
-//! While growth fails permanently, everything can still be removed.
+//! The library on a volume on which every n-th reservation fails, or every n-th charge to a quota
+//! group. The operation fails with ENOSPC or EDQUOT, changes nothing but data that it had already
+//! written, and succeeds once space is available. While growth fails permanently, everything can
+//! still be removed.
 //!
 //! `BUTTERNUT_LONG=1` runs more seeds, and every n up to 100.
 
@@ -23,12 +24,43 @@ use std::sync::Arc;
 
 const VOLUME_BYTES: u64 = 160 << 20;
 const STEPS: usize = 150;
-const NO_SPACE: Outcome = Outcome::Failed(28);
+
+/// What is injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    NoSpace,
+    OverQuota,
+}
+
+impl Refusal {
+    fn outcome(self) -> Outcome {
+        Outcome::Failed(match self {
+            Self::NoSpace => 28,
+            Self::OverQuota => 122,
+        })
+    }
+
+    /// Makes every n-th request fail.
+    fn begin(self, injector: &EnospcInjector, every: u64) {
+        match self {
+            Self::NoSpace => injector.fail_every(every),
+            Self::OverQuota => injector.fail_charges(every),
+        }
+    }
+
+    /// Makes every request fail that does not free space in the end.
+    fn begin_for_growth(self, injector: &EnospcInjector) {
+        match self {
+            Self::NoSpace => injector.fail_growth(),
+            Self::OverQuota => injector.fail_charges(1),
+        }
+    }
+}
 
 /// Counts of a run.
 #[derive(Debug, Default)]
 struct SpaceCounts {
-    /// Operations that failed with ENOSPC.
+    /// Operations that failed with the injected error.
     refused: u64,
     /// Those of them that were done in part.
     partly: u64,
@@ -90,7 +122,7 @@ fn compare_refused(operation: &Operation, model: &Model, have: &Tree) -> Result<
     Ok(true)
 }
 
-fn run(seed: u64, every: u64) -> Result<SpaceCounts> {
+fn run(refusal: Refusal, seed: u64, every: u64) -> Result<SpaceCounts> {
     let device = fresh(VOLUME_BYTES, &MkfsOptions::default())?;
     let enospc_injector = EnospcInjector::default();
     let mut subject = LibrarySubject::open_with_injector(Arc::clone(&device), &enospc_injector)?;
@@ -98,7 +130,7 @@ fn run(seed: u64, every: u64) -> Result<SpaceCounts> {
     let without = Without { reopen: true, guard_flags: true, batches: true, ..Without::default() };
     let mut generator = Generator::new(seed).with_syncs(12).without(without);
     let mut counts = SpaceCounts::default();
-    enospc_injector.fail_every(every);
+    refusal.begin(&enospc_injector, every);
     for step in 0..STEPS {
         let operation = generator.next(&run.model);
         let where_ = || format!("step {step}: {operation:?}");
@@ -111,7 +143,7 @@ fn run(seed: u64, every: u64) -> Result<SpaceCounts> {
             run.model = model;
             continue;
         }
-        ensure!(have == NO_SPACE || is_short, "{}: have {have:?}, want {want:?}", where_());
+        ensure!(have == refusal.outcome() || is_short, "{}: have {have:?}, want {want:?}", where_());
         counts.refused += 1;
         if let Operation::Tmpfile { slot, .. } | Operation::Open { slot, .. } = &operation {
             // The subject closes the file in the slot before it reserves space.
@@ -135,7 +167,7 @@ fn run(seed: u64, every: u64) -> Result<SpaceCounts> {
         let difference = want.difference(&have);
         ensure!(difference.is_none(), "{}: {}", where_(), difference.unwrap_or_default());
         run.model = model;
-        enospc_injector.fail_every(every);
+        refusal.begin(&enospc_injector, every);
     }
     enospc_injector.fail_none();
     ensure!(
@@ -147,7 +179,7 @@ fn run(seed: u64, every: u64) -> Result<SpaceCounts> {
     let difference = run.model.tree().difference(&subject.tree()?);
     ensure!(difference.is_none(), "reopened:\n{}", difference.unwrap_or_default());
     check(&device)?;
-    enospc_injector.fail_growth();
+    refusal.begin_for_growth(&enospc_injector);
     counts.removed = remove_all(&mut subject, &mut run.model)?;
     ensure!(subject.apply(&Operation::Sync)? == Outcome::Done, "a sync after the removals fails");
     enospc_injector.fail_none();
@@ -177,14 +209,16 @@ fn is_long() -> bool {
     std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty())
 }
 
-#[test]
-fn enospc_changes_nothing_and_can_be_retried() {
+/// Runs seeds with every n-th request refused. Returns the number of runs, and the sum of their
+/// counts.
+fn run_all(refusal: Refusal) -> (u64, SpaceCounts) {
     let (seeds, most) = if is_long() { (20, 100) } else { (6, 8) };
     let (mut runs, mut sum) = (0, SpaceCounts::default());
     for seed in 0..seeds {
         for every in 1..=most {
-            let seen = run(seed, every)
-                .unwrap_or_else(|error| panic!("seed {seed}, every {every}: {error:#}"));
+            let seen = run(refusal, seed, every).unwrap_or_else(|error| {
+                panic!("{refusal:?}, seed {seed}, every {every}: {error:#}")
+            });
             runs += 1;
             sum.refused += seen.refused;
             sum.partly += seen.partly;
@@ -192,5 +226,17 @@ fn enospc_changes_nothing_and_can_be_retried() {
         }
     }
     println!("{runs} runs: {sum:?}");
+    (runs, sum)
+}
+
+#[test]
+fn enospc_changes_nothing_and_can_be_retried() {
+    let (runs, sum) = run_all(Refusal::NoSpace);
     assert!(sum.refused > runs * 2 && sum.partly > 0 && sum.removed > runs, "{sum:?}");
+}
+
+#[test]
+fn edquot_changes_nothing_and_can_be_retried() {
+    let (runs, sum) = run_all(Refusal::OverQuota);
+    assert!(sum.refused > runs * 2 && sum.removed > runs, "{sum:?}");
 }

@@ -188,6 +188,11 @@ impl Forest {
         self.enospc_injector.as_ref().map_or(Ok(()), |injector| injector.check(purpose))
     }
 
+    /// Fails if the injector chooses this charge of space to a subvolume.
+    pub(crate) fn inject_edquot(&self, tree: TreeId) -> Result<(), TreeError> {
+        self.enospc_injector.as_ref().map_or(Ok(()), |injector| injector.check_charge(tree))
+    }
+
     /// Returns whether a caller without space commits to free some. None does before the log that
     /// the superblock names is replayed: the commit would lose it.
     pub fn commits_for_space(&self) -> bool {

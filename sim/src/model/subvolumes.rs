@@ -257,6 +257,7 @@ impl Model {
     fn clone_range(&mut self, ranges: Ranges) -> Answer<Outcome> {
         let Ranges { from, to, bytes } = ranges;
         self.are_alike(ranges)?;
+        self.may_clone_to(to.0)?;
         let size = self.content(from.0).size();
         let bytes = match bytes {
             0 if from.1 > size => return Err(errno::INVALID),
@@ -284,6 +285,7 @@ impl Model {
             return Ok(Outcome::Done);
         }
         self.are_alike(ranges)?;
+        self.may_clone_to(to.0)?;
         ranges.are_aligned()?;
         let (size, target_size) = (self.content(from.0).size(), self.content(to.0).size());
         let (end, target_end) = (from.1 + bytes, to.1 + bytes);
@@ -301,6 +303,14 @@ impl Model {
     fn are_alike(&self, Ranges { from, to, .. }: Ranges) -> Answer<()> {
         let has_checksums = |ino| !self.inode(ino).has(flags::NO_COW);
         if has_checksums(from.0) == has_checksums(to.0) { Ok(()) } else { Err(errno::INVALID) }
+    }
+
+    /// Checks the flags of a file that is to share extents, which may have been open before they
+    /// were set. Linux checks only one of them then.
+    fn may_clone_to(&self, ino: u64) -> Answer<()> {
+        let inode = self.inode(ino);
+        let is_guarded = self.rules.guards_open_files && inode.has(flags::APPEND);
+        if inode.has(flags::IMMUTABLE) || is_guarded { Err(errno::NOT_PERMITTED) } else { Ok(()) }
     }
 }
 

@@ -243,9 +243,10 @@ impl File {
         let errors_before = other.view().error_position();
         self.with_space(|| {
             self.with_pair((other, &errors_before), |pair, locked| {
-                if bytes > 0 {
-                    pair.check_checksums()?;
+                if bytes == 0 {
+                    return Ok(Dedupe::Shared(0));
                 }
+                pair.check_checksums()?;
                 let inode = pair.filesystem.attributes(pair.target)?;
                 self.may_clone_to(&inode, to)?;
                 let view = pair.source_view(locked)?;

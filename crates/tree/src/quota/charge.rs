@@ -129,6 +129,7 @@ impl Forest {
         bytes_min: u64,
         bytes_max: u64,
     ) -> Result<u64, TreeError> {
+        self.inject_edquot(tree)?;
         self.running()?.charge(tree, bytes_min, bytes_max)
     }
 
@@ -183,6 +184,7 @@ impl Forest {
     /// # Errors
     /// [`TreeError::QuotaExceeded`]; the volume was opened for reading.
     pub fn charge_metadata(&self, tree: TreeId, bytes: u64) -> Result<(), TreeError> {
+        self.inject_edquot(tree)?;
         self.running()?.charge(tree, bytes, bytes).map(drop)
     }
 
@@ -205,6 +207,7 @@ impl Forest {
         tree: TreeId,
         items: u32,
     ) -> Result<Option<QuotaHold>, TreeError> {
+        self.inject_edquot(tree)?;
         let running = self.running()?;
         if !running.has_quotas() {
             return Ok(None);

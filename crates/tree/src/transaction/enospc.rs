@@ -1,10 +1,13 @@
 //! [`EnospcInjector`]: makes reservations fail on a volume that has space, for tests.
 //!
 //! Every reservation passes the injector first: joining a transaction, allocating data, reserving
-//! metadata. An injected failure looks like a full volume. A forest without an injector does no
-//! extra work.
+//! metadata. An injected failure looks like a full volume. So does every charge of space to a
+//! subvolume, with or without quotas; its failure looks like a limit that is reached. A forest
+//! without an injector does no extra work.
 
 use crate::error::TreeError;
+use butternut_format::quota::QgroupId;
+use butternut_format::units::TreeId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,6 +24,9 @@ struct State {
     from: AtomicU64,
     seen: AtomicU64,
     failed: AtomicU64,
+    /// Fail every n-th charge; 0 fails none.
+    charges_every: AtomicU64,
+    charges_seen: AtomicU64,
 }
 
 /// The purpose of a reservation.
@@ -60,13 +66,21 @@ impl EnospcInjector {
         self.0.every.store(GROWTH, Ordering::Relaxed);
     }
 
-    /// Fails no reservation from this call on.
+    /// Fails every `nth` charge of space to a subvolume with [`TreeError::QuotaExceeded`], counted
+    /// from this call on; 0 fails none.
+    pub fn fail_charges(&self, nth: u64) {
+        self.0.charges_seen.store(0, Ordering::Relaxed);
+        self.0.charges_every.store(nth, Ordering::Relaxed);
+    }
+
+    /// Fails no reservation and no charge from this call on.
     pub fn fail_none(&self) {
         self.0.from.store(0, Ordering::Relaxed);
         self.0.every.store(0, Ordering::Relaxed);
+        self.0.charges_every.store(0, Ordering::Relaxed);
     }
 
-    /// Returns how many reservations failed so far.
+    /// Returns how many reservations and charges failed so far.
     pub fn failed(&self) -> u64 {
         self.0.failed.load(Ordering::Relaxed)
     }
@@ -87,5 +101,15 @@ impl EnospcInjector {
         }
         self.0.failed.fetch_add(1, Ordering::Relaxed);
         Err(TreeError::NoSpace { bytes: 0 })
+    }
+
+    pub(crate) fn check_charge(&self, tree: TreeId) -> Result<(), TreeError> {
+        let every = self.0.charges_every.load(Ordering::Relaxed);
+        let seen = || self.0.charges_seen.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if every == 0 || !seen().is_multiple_of(every) {
+            return Ok(());
+        }
+        self.0.failed.fetch_add(1, Ordering::Relaxed);
+        Err(TreeError::QuotaExceeded { group: QgroupId(tree.0) })
     }
 }
