@@ -225,18 +225,19 @@ fn run_all(refusal: Refusal) -> (u64, SpaceCounts) {
             sum.removed += seen.removed;
         }
     }
-    println!("{runs} runs: {sum:?}");
     (runs, sum)
 }
 
 #[test]
 fn enospc_changes_nothing_and_can_be_retried() {
     let (runs, sum) = run_all(Refusal::NoSpace);
+    println!("{runs} runs: {sum:?}");
     assert!(sum.refused > runs * 2 && sum.partly > 0 && sum.removed > runs, "{sum:?}");
 }
 
 #[test]
 fn edquot_changes_nothing_and_can_be_retried() {
     let (runs, sum) = run_all(Refusal::OverQuota);
+    println!("{runs} runs: {sum:?}");
     assert!(sum.refused > runs * 2 && sum.removed > runs, "{sum:?}");
 }
