@@ -5,6 +5,7 @@
 
 #![allow(clippy::cast_precision_loss, reason = "figures are rounded before they are printed")]
 
+mod clones;
 mod commits;
 mod cpu;
 mod fio;

@@ -9,11 +9,13 @@
 //! tree.ro    a read-only snapshot of it
 //! stream     a subvolume with one large file
 //! stream.ro  a read-only snapshot of it
+//! scattered  a file of many extents
 //! ```
 //!
 //! Streams are received into a second volume, which is formatted for each. Figures are times, so a
 //! ratio below 1 means that Butternut takes less; the rows of streams are rates.
 
+use crate::clones;
 use crate::names::sync;
 use crate::report::Report;
 use crate::rig::{self, run, text};
@@ -47,13 +49,27 @@ pub(crate) struct Flags {
 struct Size {
     files: u32,
     stream_bytes: u64,
+    /// Of the file that is cloned.
+    scattered_bytes: u64,
     /// Overwrites of random blocks of the large file.
     overwrites: u32,
     repeats: usize,
 }
 
-const FULL: Size = Size { files: 100_000, stream_bytes: 4 << 30, overwrites: 20_000, repeats: 5 };
-const QUICK: Size = Size { files: 10_000, stream_bytes: 256 << 20, overwrites: 2_000, repeats: 3 };
+const FULL: Size = Size {
+    files: 100_000,
+    stream_bytes: 4 << 30,
+    scattered_bytes: 1 << 30,
+    overwrites: 20_000,
+    repeats: 5,
+};
+const QUICK: Size = Size {
+    files: 10_000,
+    stream_bytes: 256 << 20,
+    scattered_bytes: 64 << 20,
+    overwrites: 2_000,
+    repeats: 3,
+};
 
 struct Bench {
     size: &'static Size,
@@ -76,6 +92,7 @@ pub(crate) fn run_suite(flags: &Flags) -> Result<()> {
     bench.populate()?;
     let mut report = Report::new(&flags.only);
     bench.snapshots(&mut report)?;
+    bench.clones(&mut report)?;
     bench.overwrites(&mut report)?;
     for (name, subvolume) in [("files", "tree.ro"), ("one file", "stream.ro")] {
         bench.streams(&mut report, name, subvolume)?;
@@ -98,6 +115,7 @@ impl Bench {
             fs::write(path, format!("contents of {number}\n"))?;
         }
         rig::write_noise(&root.join("stream/large"), self.size.stream_bytes)?;
+        clones::populate(root, self.size.scattered_bytes)?;
         for name in ["tree", "stream"] {
             let read_only = root.join(format!("{name}.ro"));
             btrfs(&["subvolume", "snapshot", "-r", text(&root.join(name)), text(&read_only)])?;
@@ -115,6 +133,20 @@ impl Bench {
                 ("library", &mut || self.snapshot_by_library()),
                 ("mount", &mut || self.snapshot_by_mount(true)),
                 ("kernel", &mut || self.snapshot_by_mount(false)),
+            ],
+        )
+    }
+
+    fn clones(&self, report: &mut Report) -> Result<()> {
+        report.phases(
+            &format!("file of {} MiB in extents of 104 KiB", self.size.scattered_bytes >> 20),
+            "ms",
+            &["clone", "removal of it"],
+            self.size.repeats,
+            &mut [
+                ("library", &mut || clones::by_library(&self.volume)),
+                ("mount", &mut || clones::by_mount(&self.volume, true)),
+                ("kernel", &mut || clones::by_mount(&self.volume, false)),
             ],
         )
     }
@@ -331,7 +363,7 @@ fn wait_for_cleaner(root: &Path) -> Result<()> {
 }
 
 /// Returns how long `work` took, in milliseconds.
-fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+pub(crate) fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     work()?;
     Ok(start.elapsed().as_secs_f64() * 1e3)
