@@ -10,7 +10,7 @@ use butternut::{
     DevicePath, Error, FileId, Filesystem, Follow, MountOptions, NewInode, SnapshotAccess,
     TOP_LEVEL,
 };
-use butternut_check::CheckOptions;
+use butternut_check::{CheckOptions, QgroupCount};
 use std::cell::Cell;
 use std::fmt::Write;
 
@@ -77,10 +77,14 @@ fn judge(image: &KernelImage, when: &str) {
     }
 }
 
+fn checked(path: &str) -> butternut_check::Report {
+    let device = butternut_check::open_device(path.as_ref(), 0, None, false).unwrap();
+    butternut_check::check(vec![device], &CheckOptions::default()).unwrap()
+}
+
 /// Checks a volume here, which counts what the kernel counts, also where a deletion is half done.
 pub(crate) fn check_here(path: &str, when: &str) {
-    let device = butternut_check::open_device(path.as_ref(), 0, None, false).unwrap();
-    let report = butternut_check::check(vec![device], &CheckOptions::default()).unwrap();
+    let report = checked(path);
     let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
     assert!(findings.is_empty() && report.notes.is_empty(), "{when}: {findings:?} {report:?}");
     assert!(!report.qgroups.is_empty(), "{when}: nothing was counted");
@@ -536,6 +540,22 @@ fn quotas_are_enabled_and_disabled_here() {
     judge(&image, "enabled again");
 }
 
+/// Whether the usage is that before the last step of the deletion, for the children of one node.
+/// The kernel gives the children of a shared node references of their own, and then drops the
+/// node. A transaction that ends in between accounts for the children, which still count for both
+/// subvolumes; the next one accounts for the node alone.
+fn has_children_of_a_dropped_node(path: &str) -> bool {
+    /// Pointers of a node of 4 KiB.
+    const CHILDREN_MAX: u64 = 121;
+    let deleted = |count: &&QgroupCount| count.id.0 == 256 && count.stored != count.counted;
+    let counts = checked(path).qgroups;
+    counts.iter().find(deleted).is_some_and(|count| {
+        let more = count.stored.referenced.checked_sub(count.counted.referenced);
+        more.is_some_and(|more| (1..=CHILDREN_MAX).contains(&(more / 4096)))
+            && count.stored.exclusive == count.counted.exclusive
+    })
+}
+
 /// The kernel ends an unmount in the middle of the deletion.
 #[test]
 fn the_numbers_of_the_kernel_are_exact_in_the_middle_of_a_deletion() {
@@ -550,11 +570,12 @@ fn the_numbers_of_the_kernel_are_exact_in_the_middle_of_a_deletion() {
         let image = KernelImage::make(1, &["-O", "quota", "-n", "4096"], "", script);
         let path = image.devices[0].to_string_lossy().into_owned();
         let status = run("btrfs", &["inspect-internal", "dump-tree", "-t", "quota", &path]);
-        if !status.contains("INCONSISTENT") {
-            return check_here(&path, "in the middle of a deletion");
+        if status.contains("INCONSISTENT") || has_children_of_a_dropped_node(&path) {
+            continue;
         }
+        return check_here(&path, "in the middle of a deletion");
     }
-    panic!("the kernel marks its usage as inconsistent each time");
+    panic!("the usage of the kernel is inexact each time");
 }
 
 /// As in the kernel, groups of level 0 and groups that do not exist are refused, and all groups are
