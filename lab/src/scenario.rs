@@ -64,6 +64,9 @@ pub(crate) struct Quick {
     pub(crate) memory: Option<String>,
     #[serde(default)]
     pub(crate) variables: Variables,
+    /// Parts of the names of the rows that are kept, of included suites, too; empty: all.
+    #[serde(default)]
+    pub(crate) rows: Vec<String>,
 }
 
 /// One workload, in every combination of its dimensions.

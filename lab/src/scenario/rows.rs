@@ -74,6 +74,7 @@ pub(crate) fn rows(suite: &Suite, changes: &Changes) -> Result<Vec<Row>> {
 
 fn add(suite: &Suite, changes: &Changes, depth: usize, rows: &mut Vec<Row>) -> Result<()> {
     ensure!(depth <= INCLUDE_MAX, "{}: suites include each other in a circle", suite.name);
+    let first = rows.len();
     for name in &suite.include {
         let mut included = Suite::load(name).with_context(|| format!("{}: include", suite.name))?;
         if included.targets.is_empty() {
@@ -118,7 +119,20 @@ fn add(suite: &Suite, changes: &Changes, depth: usize, rows: &mut Vec<Row>) -> R
             });
         }
     }
+    if changes.quick && !suite.quick.rows.is_empty() {
+        let kept = kept_rows(&suite.quick.rows, rows.split_off(first));
+        rows.extend(kept.with_context(|| format!("{}: quick", suite.name))?);
+    }
     Ok(())
+}
+
+/// Returns the rows whose names contain one of `parts`.
+fn kept_rows(parts: &[String], rows: Vec<Row>) -> Result<Vec<Row>> {
+    for part in parts {
+        ensure!(rows.iter().any(|row| row.name.contains(part)), "no row contains {part:?}");
+    }
+    let is_kept = |row: &Row| parts.iter().any(|part| row.name.contains(part));
+    Ok(rows.into_iter().filter(is_kept).collect())
 }
 
 /// Returns every combination of the values of the dimensions.
@@ -302,6 +316,25 @@ mod tests {
         let suite = Suite::parse(TEXT, "mine").unwrap();
         let none = Changes { only: "other".into(), ..Changes::default() };
         assert!(rows(&suite, &none).is_err());
+    }
+
+    #[test]
+    fn a_quick_run_keeps_named_rows_of_included_suites() {
+        let text = r#"
+            name = "some"
+            about = "a part"
+            include = ["nosec", "stable"]
+            quick = { rows = ["one-file/jobs=32", "owned/block=4k"] }
+        "#;
+        let suite = Suite::parse(text, "some").unwrap();
+        let quick = Changes { quick: true, ..Changes::default() };
+        let names: Vec<String> =
+            rows(&suite, &quick).unwrap().into_iter().map(|row| row.name).collect();
+        assert_eq!(names, ["nosec/one-file/jobs=32", "stable/owned/block=4k"]);
+        assert!(rows(&suite, &Changes::default()).unwrap().len() > 10);
+        let other = Suite::parse(&text.replace("=4k", "=5k"), "some").unwrap();
+        let error = format!("{:#}", rows(&other, &quick).unwrap_err());
+        assert_eq!(error, "some: quick: no row contains \"owned/block=5k\"");
     }
 
     #[test]
