@@ -39,7 +39,8 @@ fn main() -> ExitCode {
         let run = move || every_profile_is_written(profile, devices);
         tests.push((format!("every_profile_is_written::{profile}"), Box::new(run)));
     }
-    let named: [Named; 11] = [
+    let named: [Named; 12] = [
+        ("latencies_are_of_whole_calls", latencies_are_of_whole_calls),
         ("threads_share_a_volume", threads_share_a_volume),
         ("processes_are_refused", processes_are_refused),
         ("a_second_fio_is_refused", a_second_fio_is_refused),
@@ -126,6 +127,28 @@ fn threads_share_a_volume() -> Result<()> {
         fs::metadata(kernel.root().join("one"))?.len() == 8 << 20,
         "file one has the wrong size"
     );
+    Ok(())
+}
+
+/// One request after the other, so their latencies together are the duration of the job, but for
+/// what fio itself does. Requests through the page cache, and syncs, are executed by the call that
+/// queues them.
+fn latencies_are_of_whole_calls() -> Result<()> {
+    let volume = FioVolume::new("")?;
+    let number = |value: &Value| value.as_f64().with_context(|| format!("{value}: no number"));
+    let sum = |of: &Value| -> Result<f64> {
+        Ok(number(&of["lat_ns"]["mean"])? * number(&of["lat_ns"]["N"])?)
+    };
+    for mode in MODES {
+        let words = "--rw=write --bs=1M --size=64M --fsync=1 --iodepth=1";
+        let job = volume.run(&format!("--filename={mode} --mode={mode} {words}"))?;
+        let (writes, syncs) = (sum(&job["write"])?, sum(&job["sync"])?);
+        let duration = number(&job["job_runtime"])? * 1e6;
+        ensure!(
+            writes > 0.02 * duration && writes + syncs > 0.5 * duration,
+            "{mode}: {writes} ns of writes and {syncs} ns of syncs in {duration} ns"
+        );
+    }
     Ok(())
 }
 

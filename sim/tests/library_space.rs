@@ -143,7 +143,11 @@ fn run(refusal: Refusal, seed: u64, every: u64) -> Result<SpaceCounts> {
             run.model = model;
             continue;
         }
-        ensure!(have == refusal.outcome() || is_short, "{}: have {have:?}, want {want:?}", where_());
+        ensure!(
+            have == refusal.outcome() || is_short,
+            "{}: have {have:?}, want {want:?}",
+            where_()
+        );
         counts.refused += 1;
         if let Operation::Tmpfile { slot, .. } | Operation::Open { slot, .. } = &operation {
             // The subject closes the file in the slot before it reserves space.

@@ -583,6 +583,9 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 	}
 	if (job->queued_nr == job->depth)
 		return FIO_Q_BUSY;
+	/* Before the call: it completes what goes through the page cache, and syncs. */
+	if (fio_fill_issue_time(td))
+		fio_gettime(&io_u->issue_time, NULL);
 	error = butternut_queue_add(job->queue, FILE_ENG_DATA(io_u->file), request, slot_of(io_u),
 				    io_u->offset, io_u->xfer_buf, io_u->xfer_buflen, message);
 	if (error == EAGAIN)
@@ -606,16 +609,12 @@ static int engine_commit(struct thread_data *td)
 	if (!job->queued_nr)
 		return 0;
 	if (fio_fill_issue_time(td)) {
-		struct timespec now;
-
-		fio_gettime(&now, NULL);
-		for (i = 0; i < job->queued_nr; i++) {
-			memcpy(&job->queued[i]->issue_time, &now, sizeof(now));
+		for (i = 0; i < job->queued_nr; i++)
 			io_u_queued(td, job->queued[i]);
-		}
 		/* Only used when an I/O log is replayed. */
 		if (td->o.read_iolog_file)
-			memcpy(&td->last_issue, &now, sizeof(now));
+			memcpy(&td->last_issue, &job->queued[job->queued_nr - 1]->issue_time,
+			       sizeof(td->last_issue));
 	}
 	io_u_mark_submit(td, job->queued_nr);
 	job->queued_nr = 0;

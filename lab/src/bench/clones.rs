@@ -68,8 +68,7 @@ pub(crate) fn by_mount(volume: &Scratch, is_ours: bool) -> Result<Vec<f64>> {
             while to < bytes {
                 let left = usize::try_from(bytes - to)?;
                 let ends = (Some(&mut from), Some(&mut to));
-                let copied =
-                    rustix::fs::copy_file_range(&source, ends.0, &clone, ends.1, left)?;
+                let copied = rustix::fs::copy_file_range(&source, ends.0, &clone, ends.1, left)?;
                 ensure!(copied > 0, "the source is short");
             }
         } else {

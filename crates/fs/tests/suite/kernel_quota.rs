@@ -27,9 +27,8 @@ fn shown(path: &str) -> Vec<Vec<String>> {
     let shown = run("btrfs", &["qgroup", "show", "--raw", "-pc", path]);
     let lines: Vec<Vec<&str>> =
         shown.lines().map(|line| line.split_whitespace().collect()).collect();
-    let is_removed = |words: &[&str]| {
-        words.get(1..3) == Some(&["0", "0"]) && words.last() == Some(&"<stale>")
-    };
+    let is_removed =
+        |words: &[&str]| words.get(1..3) == Some(&["0", "0"]) && words.last() == Some(&"<stale>");
     let removed: Vec<&str> =
         lines.iter().filter(|words| is_removed(words)).map(|words| words[0]).collect();
     let without_removed = |word: &&str| -> String {
