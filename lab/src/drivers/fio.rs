@@ -16,6 +16,7 @@ use crate::child::Job;
 use crate::scenario::rows::Row;
 use crate::scenario::{Variables, scalar};
 use crate::target::session::Place;
+use crate::target::{Kind, Target};
 use crate::tools::Tools;
 use anyhow::{Context, Result, bail, ensure};
 use std::fmt::Write;
@@ -259,8 +260,8 @@ pub(crate) fn mount_options(switches: &Variables) -> Vec<String> {
     options.map(|(name, value)| format!("{name}={value}")).collect()
 }
 
-/// Says why a row cannot run on a kind of target, or nothing.
-pub(crate) fn refusal(row: &Row, kind: &str, tools: &Tools) -> Option<String> {
+/// Says why a row cannot run on a target, or nothing.
+pub(crate) fn refusal(row: &Row, target: &Target, tools: &Tools) -> Option<String> {
     if row.scenario.driver != crate::scenario::Driver::Fio {
         return None;
     }
@@ -268,14 +269,20 @@ pub(crate) fn refusal(row: &Row, kind: &str, tools: &Tools) -> Option<String> {
         row.scenario.job.values().any(
             |options| matches!(row.option(options, "mode"), Ok(Some(mode)) if mode == "uncached"),
         );
-    match kind {
-        "kernel" | "dir" | "custom" if is_uncached && !tools.has_uncached() => {
+    if !is_uncached {
+        return None;
+    }
+    match &target.kind {
+        Kind::Kernel { .. } | Kind::Dir(_) | Kind::Custom(_) if !tools.has_uncached() => {
             Some(format!("uncached I/O of the kernel needs fio 3.40, have {}", tools.fio_version))
         }
+        Kind::Kernel { filesystem, .. } if filesystem == "btrfs" => {
+            Some("the kernel's btrfs has no uncached I/O".to_owned())
+        }
         // FUSE has no such flag.
-        "mount" if is_uncached => Some("a FUSE mount has no uncached I/O by request".to_owned()),
-        "raw" if is_uncached => Some("a device has no uncached I/O".to_owned()),
-        _ => None,
+        Kind::Mount => Some("a FUSE mount has no uncached I/O by request".to_owned()),
+        Kind::Raw => Some("a device has no uncached I/O".to_owned()),
+        Kind::Kernel { .. } | Kind::Dir(_) | Kind::Custom(_) | Kind::Butternut => None,
     }
 }
 
@@ -365,8 +372,10 @@ mod tests {
             butternut: None,
             is_debug: false,
         };
-        assert!(refusal(&row[0], "kernel", &tools("3.33")).is_some());
-        assert!(refusal(&row[0], "kernel", &tools("3.41")).is_none());
-        assert!(refusal(&row[0], "butternut", &tools("3.33")).is_none());
+        let is_left_out = |target: &str, version: &str| {
+            refusal(&row[0], &Target::parse(target).unwrap(), &tools(version)).is_some()
+        };
+        assert!(is_left_out("kernel:xfs", "3.33") && !is_left_out("kernel:xfs", "3.41"));
+        assert!(is_left_out("kernel:btrfs", "3.41") && !is_left_out("butternut", "3.33"));
     }
 }

@@ -14,7 +14,7 @@
 use crate::drivers::fio;
 use crate::scenario::rows::{Row, combinations};
 use crate::scenario::{Driver, Variables};
-use crate::target::Target;
+use crate::target::{Kind, Target};
 use crate::tools::Tools;
 use std::collections::BTreeMap;
 
@@ -74,7 +74,7 @@ impl Plan {
                 if !only.is_empty() && !only.iter().any(|only| only == kind) {
                     continue;
                 }
-                if let Some(why) = refusal(row, kind, tools) {
+                if let Some(why) = refusal(row, target, tools) {
                     *left_out
                         .entry(format!("{} on {}: {why}", suite_of(row), target.label))
                         .or_default() += 1;
@@ -195,13 +195,14 @@ fn usable(row: &Row, kind: &str) -> BTreeMap<String, Vec<crate::scenario::Scalar
     switches
 }
 
-/// Says why a row cannot run on a kind of target, or nothing.
-fn refusal(row: &Row, kind: &str, tools: &Tools) -> Option<String> {
+/// Says why a row cannot run on a target, or nothing.
+fn refusal(row: &Row, target: &Target, tools: &Tools) -> Option<String> {
     let scenario = &row.scenario;
-    if scenario.driver == Driver::Metadata && matches!(kind, "raw" | "butternut") {
+    let is_unmounted = matches!(target.kind, Kind::Raw | Kind::Butternut);
+    if scenario.driver == Driver::Metadata && is_unmounted {
         return Some("the metadata driver needs a mounted filesystem".to_owned());
     }
-    fio::refusal(row, kind, tools)
+    fio::refusal(row, target, tools)
 }
 
 fn suite_of(row: &Row) -> &str {

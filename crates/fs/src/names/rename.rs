@@ -117,6 +117,26 @@ impl Filesystem {
         }
     }
 
+    /// Returns what the VFS answers before it asks whether the subvolume may change, if it does: a
+    /// rename of one inode to itself succeeds in a read-only subvolume.
+    fn rename_nothing(
+        &self,
+        from: (FileId, &[u8]),
+        to: (FileId, &[u8]),
+        flags: RenameFlags,
+    ) -> Option<Result<()>> {
+        let moved = match self.lookup(from.0, from.1) {
+            Ok(moved) => moved,
+            Err(error) => return Some(Err(error)),
+        };
+        match self.lookup(to.0, to.1) {
+            Ok(_) if flags.no_replace => Some(Err(Error::Exists)),
+            Ok(victim) if victim == moved => Some(Ok(())),
+            Err(Error::NotFound) if flags.exchange => Some(Err(Error::NotFound)),
+            Ok(_) | Err(_) => None,
+        }
+    }
+
     /// Renames anything but a subvolume.
     fn rename_inode(
         &self,
@@ -130,7 +150,12 @@ impl Filesystem {
         if flags.exchange && (flags.no_replace || flags.whiteout.is_some()) {
             return Err(Error::InvalidArgument { what: "an exchange excludes the other flags" });
         }
-        let subvolume = self.writable_subvolume(write_state, from.0)?;
+        let subvolume = match self.writable_subvolume(write_state, from.0) {
+            Err(error @ Error::ReadOnly { .. }) => {
+                return self.rename_nothing(from, to, flags).unwrap_or(Err(error));
+            }
+            subvolume => subvolume?,
+        };
         let (from_dir, to_dir) =
             (self.entry_of(write_state, from.0)?, self.entry_of(write_state, to.0)?);
         if from.0.subvolume != to.0.subvolume {

@@ -160,6 +160,27 @@ fn a_deleted_subvolume_gives_its_space_back() {
     assert!(filesystem.subvolumes().unwrap().is_empty());
 }
 
+/// As the VFS does it, which looks at the inodes first.
+#[test]
+fn a_rename_that_changes_nothing_succeeds_in_a_read_only_subvolume() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let sub = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
+    write(&filesystem, "sub/file", b"bytes");
+    let dir = FileId::root_of(sub);
+    let file = filesystem.lookup(dir, b"file").unwrap();
+    filesystem.link(file, dir, b"link").unwrap();
+    filesystem.set_subvolume_read_only(sub, true).unwrap();
+    let rename = |to: &[u8], flags| filesystem.rename((dir, b"file"), (dir, to), flags);
+    for name in ["file", "link"] {
+        rename(name.as_bytes(), RenameFlags::default()).unwrap();
+        let no_replace = RenameFlags { no_replace: true, ..RenameFlags::default() };
+        assert!(matches!(rename(name.as_bytes(), no_replace), Err(Error::Exists)));
+    }
+    assert!(matches!(rename(b"new", RenameFlags::default()), Err(Error::ReadOnly { .. })));
+}
+
 #[test]
 fn an_open_file_of_a_deleted_subvolume_is_read_until_it_is_closed() {
     let volume = TestVolume::new();
