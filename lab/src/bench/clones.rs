@@ -1,5 +1,5 @@
 //! The row of `bench snapshots` about clones: one file of many extents, cloned as a whole by the
-//! library, by copy_file_range(2) on the mount, and by `FICLONE` on the kernel's mount.
+//! library, by `copy_file_range(2)` on the mount, and by `FICLONE` on the kernel's mount.
 //!
 //! Left to others: the volume and the other rows (`snapshots`).
 
