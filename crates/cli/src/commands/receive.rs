@@ -115,10 +115,16 @@ fn to_volume(
             None => failure,
         }
     });
+    for name in report.changed.iter().filter(|_| !global.quiet) {
+        note_changed(&text::escaped(&text::joined(path, name)));
+    }
     if let Some(unfinished) = &report.unfinished {
         let at = text::escaped(&text::joined(path, &unfinished.name));
         let why = chain(&unfinished.error);
         stderr_line(&format!("{at}: the incomplete subvolume cannot be deleted: {why}"));
+    }
+    if global.verbose && !global.json && report.present > 0 {
+        note_present(&input.name, report.present);
     }
     if report.subvolumes.is_empty() {
         // Nothing was made that a commit would keep.
@@ -138,6 +144,18 @@ fn to_volume(
     });
     let subvolumes: Vec<_> = subvolumes.collect();
     transaction.finish_after(done, global, out, |object| object.put("subvolumes", subvolumes))
+}
+
+/// Says that a snapshot of an interrupted receive is not what that receive has made.
+fn note_changed(at: &str) {
+    let why = "was changed after the receive that made it, so it is not used";
+    stderr_line(&format!("{at}: note: {why} (delete it if nothing in it is needed)"));
+}
+
+/// Says how many subvolumes of a stream need not be received.
+fn note_present(stream: &str, count: usize) {
+    let are = counted(count, "subvolume is", "subvolumes are");
+    stderr_line(&format!("{stream}: {are} complete already"));
 }
 
 /// Describes the commands of a receive that can be resumed.

@@ -79,6 +79,9 @@ pub(crate) struct ReceiveResult {
     /// How many commands of the incomplete subvolume are kept.
     #[serde(default)]
     pub(crate) resumable: Option<u64>,
+    /// The names of the snapshots of an interrupted receive that were changed since then.
+    #[serde(default)]
+    pub(crate) changed: Vec<Vec<u8>>,
     /// The name of the incomplete subvolume that could not be deleted, and why.
     pub(crate) unfinished: Option<(Vec<u8>, String)>,
 }
@@ -151,6 +154,7 @@ fn receive(
         present: report.present,
         failure: done.err().map(|error| ended.err().unwrap_or_else(|| failed(error))),
         resumable: report.resumable,
+        changed: report.changed,
         unfinished: report.unfinished.map(|left| (left.name, chain(&left.error))),
     })
 }

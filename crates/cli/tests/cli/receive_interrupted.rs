@@ -86,6 +86,32 @@ fn a_signal_keeps_what_is_resumed() {
     run("btrfs", &["check", "--check-data-csum", &image].map(AsRef::as_ref));
 }
 
+/// As the owner of its root directory can do on a mount, whom the stream sets.
+#[test]
+fn a_kept_snapshot_that_was_changed_is_named_and_stays() {
+    let (scratch, image) = volume();
+    let file = scratch.path().join("stream").to_str().unwrap().to_owned();
+    let whole = stream();
+    fs::write(&file, &whole[..whole.len() - 4]).unwrap();
+    butternut(&["receive", "--resume", "-f", &file, &image]).failure();
+    let list = butternut(&["subvolume", "list", &image]).ok();
+    let left = format!("/{}", list.trim().rsplit(' ').next().unwrap());
+    assert!(left.starts_with("/.butternut-receive"), "{list}");
+    butternut(&["property", "set", &image, &left, "ro", "false"]).ok();
+    butternut(&["touch", &image, &format!("{left}/intruder")]).ok();
+    butternut(&["property", "set", &image, &left, "ro", "true"]).ok();
+    fs::write(&file, &whole).unwrap();
+    let ran = butternut(&["receive", "--resume", "-f", &file, &image]);
+    let want = format!(
+        "butternut: {left}: note: was changed after the receive that made it, so it is not used \
+         (delete it if nothing in it is needed)\n"
+    );
+    assert_eq!((ran.code, ran.err), (Some(0), want));
+    assert_eq!(butternut(&["ls", &image, "/sub"]).ok(), "a\nb\n");
+    assert!(butternut(&["ls", &image, &left]).ok().contains("intruder"));
+    run("btrfs", &["check", &image].map(AsRef::as_ref));
+}
+
 #[test]
 fn a_dump_is_a_list_of_objects() {
     let scratch = tempfile::tempdir().unwrap();

@@ -146,11 +146,12 @@ impl<'a, 'r> Receiver<'a, 'r> {
             return Ok(());
         }
         filesystem.require_written(current.id)?;
-        let name = current.applied.name(current.uuid);
+        filesystem.wait_for_orphans_of(current.id)?;
+        let name = filesystem.free_checkpoint_name(self.dir, current.applied, current.uuid)?;
         let _hidden = self.serving.map(|serving| serving.hide_name(&name));
         filesystem.snapshot(current.id, self.dir, &name, SnapshotAccess::ReadOnly)?;
         let found = filesystem.checkpoints(self.dir, current.uuid, self.serving)?;
-        current.checkpoints = filesystem.keep_last(self.dir, found)?;
+        current.checkpoints = filesystem.keep_last(self.dir, found.usable)?;
         Ok(())
     }
 
@@ -179,7 +180,11 @@ impl<'a, 'r> Receiver<'a, 'r> {
         self.sources.clear();
         drop(open);
         // Another thread may have given the name to another subvolume.
-        let deleted = self.filesystem.delete_subvolume_of_id(self.dir, &name, id);
+        let deleted = match self.filesystem.delete_subvolume_of_id(self.dir, &name, id) {
+            // Another thread has deleted it.
+            Err(Error::NotFound) if self.filesystem.is_deleted(id) => Ok(()),
+            deleted => deleted,
+        };
         // Others may have the name now.
         let is_hidden = hidden.is_some();
         drop(hidden);
@@ -280,12 +285,15 @@ impl<'a, 'r> Receiver<'a, 'r> {
             return Err(Error::Exists);
         }
         let hidden = self.serving.map(|serving| serving.hide_name(name));
+        let kept_as_it_is =
+            last.map(|last| self.filesystem.keep_checkpoint(last.id)).transpose()?;
         let origin = last.map(|last| last.id).or(source.map(|(id, _)| id));
         let access = SnapshotAccess::ReadWrite;
         let made = match origin {
             None => self.filesystem.create_subvolume(self.dir, name, &NewInode::new(0o755)),
             Some(origin) => self.filesystem.snapshot(origin, self.dir, name, access),
         };
+        drop(kept_as_it_is);
         // The checkpoint stays.
         let kept = last.map(|last| last.progress.commands);
         let id = made.inspect_err(|_| self.report.resumable = kept)?;
@@ -311,24 +319,29 @@ impl<'a, 'r> Receiver<'a, 'r> {
         if is_new { self.strip(FileId::root_of(id)) } else { Ok(()) }
     }
 
-    /// Returns whether the subvolume is complete. Its checkpoints are deleted then.
-    fn is_complete(&self, name: &[u8], uuid: Uuid, ctransid: u64) -> Result<bool> {
+    /// Returns whether the subvolume is complete, and durable. Its checkpoints are deleted then.
+    fn is_complete(&mut self, name: &[u8], uuid: Uuid, ctransid: u64) -> Result<bool> {
         let found = self.filesystem.received_at(self.dir, name)?;
         let is_complete = found.is_some_and(|info| {
             info.read_only && info.received_uuid == uuid.0 && info.sent_generation == ctransid
         });
         if is_complete {
+            // Memory shows what another receive completes before its commit is on disk.
+            self.filesystem.commit()?;
             let left = self.filesystem.checkpoints(self.dir, uuid, self.serving)?;
-            self.filesystem.delete_checkpoints(self.dir, &left)?;
+            self.report.changed.extend(left.changed);
+            self.filesystem.delete_checkpoints(self.dir, &left.usable)?;
         }
         Ok(is_complete)
     }
 
     /// Deletes what a crash has left of a subvolume, and returns the checkpoint to go on from: a
     /// new one if there is none.
-    fn prepare(&self, name: &[u8], uuid: Uuid, source: Option<u64>) -> Result<Vec<Checkpoint>> {
+    fn prepare(&mut self, name: &[u8], uuid: Uuid, source: Option<u64>) -> Result<Vec<Checkpoint>> {
         let filesystem = self.filesystem;
-        let mut found = filesystem.checkpoints(self.dir, uuid, self.serving)?;
+        let found = filesystem.checkpoints(self.dir, uuid, self.serving)?;
+        self.report.changed.extend(found.changed);
+        let mut found = found.usable;
         if let Some(info) = filesystem.received_at(self.dir, name)? {
             if !found.iter().any(|checkpoint| checkpoint.is_of(&info)) {
                 return Err(Error::Exists);
@@ -336,13 +349,8 @@ impl<'a, 'r> Receiver<'a, 'r> {
             let _hidden = self.serving.map(|serving| serving.hide_name(name));
             filesystem.delete_subvolume_of_id(self.dir, name, info.id)?;
         }
-        // A crash has left the first one so, or a program has made it writable, and may have
-        // changed it.
-        let (kept, writable) = found.into_iter().partition::<Vec<_>, _>(|one| one.is_read_only);
-        filesystem.delete_checkpoints(self.dir, &writable)?;
-        found = kept;
         if found.is_empty() {
-            let name = self.progress.name(uuid);
+            let name = filesystem.free_checkpoint_name(self.dir, self.progress, uuid)?;
             let _hidden = self.serving.map(|serving| serving.hide_name(&name));
             match source {
                 None => {
@@ -353,11 +361,8 @@ impl<'a, 'r> Receiver<'a, 'r> {
                     filesystem.snapshot(source, self.dir, &name, SnapshotAccess::ReadWrite)?;
                 }
             }
-            found = filesystem.checkpoints(self.dir, uuid, self.serving)?;
-            if let Some(first) = found.last() {
-                // Programs could change it after an interruption.
-                filesystem.set_subvolume_read_only(first.id, true)?;
-            }
+            // This makes it read-only: programs could change it after an interruption.
+            found = filesystem.checkpoints(self.dir, uuid, self.serving)?.usable;
         }
         filesystem.keep_last(self.dir, found)
     }

@@ -15,19 +15,27 @@
 //! 3. A subvolume that a crash has left is deleted only if its UUID or that of its origin says that
 //!    a checkpoint was made from it or it from the checkpoint.
 //! 4. The checkpoints of a source are deleted when its subvolume is complete.
-//! 5. A checkpoint is read-only, so that no program changes what a receive begins with; one that is
-//!    writable is not used. On a mount, no program sees a checkpoint while a receive makes, uses or
-//!    deletes it. What an interrupted receive has left is visible, so that it can be deleted.
-//! 6. One receive at a time uses the checkpoints of a source in a directory
+//! 5. A checkpoint is read-only, so that no program changes what a receive begins with. On a mount,
+//!    no program sees a checkpoint while a receive makes, uses or deletes it. What an interrupted
+//!    receive has left is visible, so that it can be deleted.
+//! 6. The owner of a checkpoint's root directory, whom the stream sets, can make it writable, change
+//!    it and make it read-only again. The root item then names a change after the creation, and the
+//!    checkpoint is not used. It is not deleted either, because it may have files of a user: it is
+//!    reported, and a new checkpoint after the same commands gets a number at the end of its name.
+//!    While a subvolume is made from a checkpoint, that stays as it is.
+//! 7. One receive at a time uses the checkpoints of a source in a directory
 //!    ([`super::in_progress`]).
 
 use super::serving::{HiddenName, ReceiveServing};
+use crate::send::in_progress::StreamInProgress;
 use crate::{Error, FIRST_ENTRY, FileId, Filesystem, Result, SubvolumeInfo};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::refused::Refused;
 use butternut_format::uuid::Uuid;
+use std::collections::BTreeSet;
 
-/// The beginning of the names of checkpoints. UUID, number and digest follow.
+/// The beginning of the names of checkpoints. UUID, number and digest follow, and where another
+/// entry had that name, a number from 2 on.
 const PREFIX: &str = ".butternut-receive";
 
 /// The commands of one subvolume that have been read.
@@ -48,9 +56,17 @@ pub(super) struct Checkpoint {
     uuid: [u8; 16],
     /// The UUID of the subvolume that it was made from.
     origin: [u8; 16],
-    pub(super) is_read_only: bool,
     /// On a mount, the name is hidden until this is dropped (law 5).
     hidden: Option<HiddenName>,
+}
+
+/// The checkpoints of a source in a directory.
+#[derive(Debug)]
+pub(super) struct Checkpoints {
+    /// Those that can be used, the last one last.
+    pub(super) usable: Vec<Checkpoint>,
+    /// The names of those that were changed (law 6).
+    pub(super) changed: Vec<Vec<u8>>,
 }
 
 impl Progress {
@@ -67,20 +83,25 @@ impl Progress {
     }
 
     /// Returns the name of the checkpoint after these commands.
-    pub(super) fn name(self, uuid: Uuid) -> Vec<u8> {
-        format!("{PREFIX}.{uuid}.{}.{:016x}", self.commands, self.digest).into_bytes()
+    fn name(self, uuid: Uuid) -> String {
+        format!("{PREFIX}.{uuid}.{}.{:016x}", self.commands, self.digest)
     }
 
     /// Reads the name of a checkpoint of the source `uuid`.
     fn of_name(name: &[u8], uuid: Uuid) -> Option<Self> {
         let name = std::str::from_utf8(name).ok()?;
         let rest = name.strip_prefix(&format!("{PREFIX}.{uuid}."))?;
-        let (commands, digest) = rest.split_once('.')?;
+        let mut fields = rest.split('.');
         let progress = Self {
-            commands: commands.parse().ok()?,
-            digest: u64::from_str_radix(digest, 16).ok()?,
+            commands: fields.next()?.parse().ok()?,
+            digest: u64::from_str_radix(fields.next()?, 16).ok()?,
         };
-        (progress.commands > 0 && progress.name(uuid) == name.as_bytes()).then_some(progress)
+        let number = fields.next().map(|number| number.parse::<u32>().ok());
+        let written = match number {
+            None => progress.name(uuid),
+            Some(number) => format!("{}.{}", progress.name(uuid), number.filter(|of| *of > 1)?),
+        };
+        (progress.commands > 0 && written == name).then_some(progress)
     }
 
     /// Checks that the commands which were skipped made the checkpoint.
@@ -98,40 +119,103 @@ impl Progress {
 }
 
 impl Filesystem {
-    /// Returns the checkpoints of a source in a directory, the last one last, and hides them.
+    /// Returns the checkpoints of a source in a directory, and hides those that can be used.
     pub(super) fn checkpoints(
         &self,
         dir: FileId,
         uuid: Uuid,
         serving: Option<ReceiveServing<'_>>,
-    ) -> Result<Vec<Checkpoint>> {
-        let mut found = Vec::new();
+    ) -> Result<Checkpoints> {
+        let mut named = Vec::new();
         for entry in self.read_dir(dir, FIRST_ENTRY)? {
-            let entry = entry?;
-            let Some(progress) = Progress::of_name(&entry.name, uuid) else { continue };
-            let id = self.lookup(dir, &entry.name)?;
-            if !id.is_subvolume_root() {
+            let name = entry?.name;
+            named.extend(Progress::of_name(&name, uuid).map(|progress| (name, progress)));
+        }
+        let mut found = Checkpoints { usable: Vec::new(), changed: Vec::new() };
+        for (name, progress) in named {
+            let id = self.lookup(dir, &name)?;
+            // A received subvolume of such a name is none: it has another content.
+            if !id.is_subvolume_root() || self.subvolume(id.subvolume)?.received_uuid != [0; 16] {
                 continue;
             }
-            let info = self.subvolume(id.subvolume)?;
-            // A received subvolume of such a name is none: it has another content.
-            if info.received_uuid == [0; 16] {
-                let (id, uuid, origin) = (id.subvolume, info.uuid, info.parent_uuid);
-                let is_read_only = info.read_only;
-                let hidden = serving.map(|serving| serving.hide_name(&entry.name));
-                found.push(Checkpoint {
-                    id,
-                    name: entry.name,
-                    progress,
-                    uuid,
-                    origin,
-                    is_read_only,
-                    hidden,
-                });
+            let hidden = serving.map(|serving| serving.hide_name(&name));
+            let info = self.closed_checkpoint(id.subvolume)?;
+            if is_unchanged(&info) {
+                let (id, uuid, origin) = (info.id, info.uuid, info.parent_uuid);
+                found.usable.push(Checkpoint { id, name, progress, uuid, origin, hidden });
+            } else {
+                found.changed.push(name);
             }
         }
-        found.sort_by_key(|checkpoint| checkpoint.progress.commands);
+        found.usable.sort_by_key(|checkpoint| checkpoint.progress.commands);
         Ok(found)
+    }
+
+    /// Makes a checkpoint read-only that a crash or a program has left writable, unless it was
+    /// changed, and returns what the root item says then.
+    fn closed_checkpoint(&self, id: u64) -> Result<SubvolumeInfo> {
+        let info = self.subvolume(id)?;
+        if info.read_only {
+            return Ok(info);
+        }
+        // The root item names a change after its commit.
+        self.sync_names()?;
+        if has_later_change(&self.subvolume(id)?) {
+            return self.subvolume(id);
+        }
+        // This commits what a program has changed meanwhile.
+        self.set_subvolume_read_only(id, true)?;
+        self.subvolume(id)
+    }
+
+    /// Keeps a checkpoint as it is until the result is dropped.
+    ///
+    /// # Errors
+    /// It was changed after it was found.
+    pub(super) fn keep_checkpoint(&self, id: u64) -> Result<Option<StreamInProgress<'_>>> {
+        let what = "a program changes the snapshot that the receive goes on from";
+        let changed = || Error::NotPermitted { what };
+        let kept = match self.begin_stream(vec![id]) {
+            Err(Error::NotPermitted { .. } | Error::NoSubvolume { .. }) => return Err(changed()),
+            begun => begun?,
+        };
+        if is_unchanged(&self.subvolume(id)?) { Ok(kept) } else { Err(changed()) }
+    }
+
+    /// Returns a name for the checkpoint after some commands that no entry has (law 6).
+    pub(super) fn free_checkpoint_name(
+        &self,
+        dir: FileId,
+        progress: Progress,
+        uuid: Uuid,
+    ) -> Result<Vec<u8>> {
+        let first = progress.name(uuid);
+        let (mut name, mut number) = (first.clone(), 1_u32);
+        loop {
+            match self.lookup(dir, name.as_bytes()) {
+                Err(Error::NotFound) => return Ok(name.into_bytes()),
+                found => found?,
+            };
+            number = number.checked_add(1).ok_or(Error::Exists)?;
+            name = format!("{first}.{number}");
+        }
+    }
+
+    /// Waits until the orphans that the commands have left in a subvolume are deleted. A checkpoint
+    /// that had them would be changed by their deletion (law 6).
+    pub(super) fn wait_for_orphans_of(&self, id: u64) -> Result<()> {
+        let of_subvolume =
+            |all: &BTreeSet<u64>| all.iter().copied().filter(|other| *other == id).collect();
+        self.write_state()?.cleaner.wait_until_evicted(&of_subvolume);
+        Ok(())
+    }
+
+    /// Returns whether a subvolume is deleted, also where its space is not freed yet.
+    pub(super) fn is_deleted(&self, id: u64) -> bool {
+        match self.subvolume(id) {
+            Ok(info) => info.deleted,
+            Err(error) => matches!(error, Error::NoSubvolume { .. }),
+        }
     }
 
     /// Returns the subvolume of a name, if there is one.
@@ -178,4 +262,14 @@ impl Checkpoint {
             && info.received_uuid == [0; 16]
             && (info.parent_uuid == self.uuid || self.origin == info.uuid)
     }
+}
+
+/// Returns whether a checkpoint is as it was made (law 6).
+fn is_unchanged(info: &SubvolumeInfo) -> bool {
+    info.read_only && !has_later_change(info)
+}
+
+/// Returns whether a transaction after the one that made a subvolume has changed it.
+fn has_later_change(info: &SubvolumeInfo) -> bool {
+    info.changed_generation > info.created_generation
 }

@@ -1,15 +1,18 @@
 //! Receives that are interrupted and go on: cut at each byte, after a crash, with another stream.
 
 use crate::volume::{TestVolume, names, read};
+use butternut::device::{Fault, Rule};
 use butternut::format::stream::{Command, StreamVersion};
 use butternut::format::uuid::Uuid;
 use butternut::receive::{ReceiveReport, ReceiveServing, StreamEnd, StreamReader};
 use butternut::server::FilesystemExt;
-use butternut::{Error, FileId, Filesystem, NewInode, Result};
+use butternut::{Error, FileId, Filesystem, MountOptions, NewInode, Result};
 use std::any::Any;
 use std::cell::Cell;
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 const FIRST: Uuid = Uuid([1; 16]);
 const SECOND: Uuid = Uuid([2; 16]);
@@ -335,5 +338,173 @@ fn no_program_changes_the_first_checkpoint() {
         assert!(found.is_err(), "it is listed as received from FIRST, and has another content");
     }
     assert!(left.read_only, "law 5 of receive/resume.rs");
+    volume.reopen(filesystem);
+}
+
+/// Returns the only checkpoint in the root directory, and its name.
+fn checkpoint(filesystem: &Filesystem) -> (u64, String) {
+    let root = filesystem.root();
+    let mut found = names(filesystem, root);
+    found.retain(|name| name.starts_with(".butternut-receive"));
+    assert_eq!(found.len(), 1, "{found:?}");
+    let name = found.remove(0);
+    (filesystem.lookup(root, name.as_bytes()).unwrap().subvolume, name)
+}
+
+/// As the owner of its root directory can do on a mount, whom the stream sets.
+#[test]
+fn a_checkpoint_that_was_changed_is_not_used_and_not_deleted() {
+    let begin = stream(&[Command::Subvol { path: b"one", uuid: FIRST, ctransid: 7 }]);
+    let whole = first(&[1; 6000]);
+    for (cut, stays_writable) in [
+        (begin.len() + 3, false),
+        (begin.len() + 3, true),
+        (whole.len() - 5, false),
+        (whole.len() - 5, true),
+    ] {
+        let volume = TestVolume::new();
+        let filesystem = volume.open();
+        resume(&filesystem, &whole[..cut], &mut ReceiveReport::default()).unwrap_err();
+        let (id, name) = checkpoint(&filesystem);
+        filesystem.set_subvolume_read_only(id, false).unwrap();
+        filesystem.create(FileId::root_of(id), b"intruder", &NewInode::new(0o644)).unwrap();
+        if !stays_writable {
+            filesystem.set_subvolume_read_only(id, true).unwrap();
+        }
+        // A change counts before its commit, too.
+        let filesystem = if stays_writable {
+            filesystem
+        } else {
+            filesystem.close().unwrap();
+            volume.open()
+        };
+        // It begins anew, is interrupted after the same commands, and goes on from them.
+        let mut report = ReceiveReport::default();
+        resume(&filesystem, &whole[..cut], &mut report).unwrap_err();
+        assert_eq!(report.changed, [name.as_bytes()]);
+        assert!(report.resumable.is_some());
+        let mut report = ReceiveReport::default();
+        resume(&filesystem, &whole, &mut report).unwrap();
+        assert_eq!(report.changed, [name.as_bytes()]);
+        let filesystem = volume.reopen(filesystem);
+        let root = filesystem.root();
+        assert_eq!(checkpoint(&filesystem), (id, name));
+        assert_eq!(filesystem.subvolume(id).unwrap().read_only, !stays_writable);
+        filesystem.lookup(FileId::root_of(id), b"intruder").unwrap();
+        let one = filesystem.lookup(root, b"one").unwrap();
+        assert_eq!(names(&filesystem, one), ["dir", "file"]);
+        assert_eq!(read(&filesystem, "one/dir/hard"), [1; 6000]);
+    }
+}
+
+#[test]
+fn a_checkpoint_that_was_writable_and_not_changed_is_used() {
+    for is_read_only_again in [false, true] {
+        let volume = TestVolume::new();
+        let filesystem = volume.open();
+        let whole = first(&[1; 6000]);
+        let cut = &whole[..whole.len() - 5];
+        resume(&filesystem, cut, &mut ReceiveReport::default()).unwrap_err();
+        let (id, _) = checkpoint(&filesystem);
+        filesystem.set_subvolume_read_only(id, false).unwrap();
+        if is_read_only_again {
+            filesystem.set_subvolume_read_only(id, true).unwrap();
+        }
+        resume(&filesystem, cut, &mut ReceiveReport::default()).unwrap_err();
+        assert_eq!(checkpoint(&filesystem).0, id, "it was used again");
+        resume(&filesystem, &whole, &mut ReceiveReport::default()).unwrap();
+        let filesystem = volume.reopen(filesystem);
+        assert_eq!(names(&filesystem, filesystem.root()), ["one"]);
+    }
+}
+
+/// Other threads commit meanwhile, and the cleaner deletes a large file that the stream removes.
+#[test]
+fn checkpoints_that_are_made_beside_other_writers_are_used() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let (root, data, large) = (filesystem.root(), [3; 4000], vec![4; 48 << 10]);
+    let mut commands = vec![
+        Command::Subvol { path: b"one", uuid: FIRST, ctransid: 7 },
+        Command::Mkfile { path: b"large", ino: 257 },
+    ];
+    let write =
+        |number: u64| Command::Write { path: b"large", offset: number * (48 << 10), data: &large };
+    commands.extend((0..200).map(write));
+    commands.push(Command::Unlink { path: b"large" });
+    commands.push(Command::Mkfile { path: b"file", ino: 258 });
+    let write = |number: u64| Command::Write { path: b"file", offset: number * 4000, data: &data };
+    commands.extend((0..40).map(write));
+    commands.push(Command::End);
+    let whole = stream(&commands);
+    let is_done = AtomicBool::new(false);
+    let unlink = stream(&commands[..203]).len();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0_u64.. {
+                if is_done.load(Ordering::Relaxed) {
+                    break;
+                }
+                let name = format!("other{}", number % 8);
+                drop(filesystem.create(root, name.as_bytes(), &NewInode::new(0o644)));
+                filesystem.sync().unwrap();
+            }
+        });
+        for cut in [100 * (48 << 10), unlink, unlink + 30, whole.len() - 5_000, whole.len() - 5] {
+            let mut report = ReceiveReport::default();
+            let mut reader = StreamReader::new(&whole[..cut]);
+            let end = StreamEnd::Input;
+            filesystem.receive_resumable(root, &mut reader, end, 1 << 20, &mut report).unwrap_err();
+            assert!(report.changed.is_empty(), "{cut}");
+            assert!(report.resumable.is_some(), "{cut}");
+            let (id, _) = checkpoint(&filesystem);
+            let info = filesystem.subvolume(id).unwrap();
+            assert!(info.changed_generation <= info.created_generation, "{cut}: {info:?}");
+        }
+        let mut report = ReceiveReport::default();
+        resume(&filesystem, &whole, &mut report).unwrap();
+        assert!(report.changed.is_empty());
+        is_done.store(true, Ordering::Relaxed);
+    });
+    let one = filesystem.lookup(root, b"one").unwrap();
+    assert_eq!(names(&filesystem, one), ["file"]);
+    assert_eq!(filesystem.subvolumes().unwrap().len(), 1);
+    volume.reopen(filesystem);
+}
+
+/// A receive completes a subvolume inside a commit: other threads see it before that is on disk.
+#[test]
+fn a_subvolume_counts_as_present_when_it_is_durable() {
+    const SUPER_BLOCK: u64 = 64 << 10;
+    let volume = TestVolume::new();
+    let options = MountOptions::default().commit_seconds(0);
+    let (device, filesystem) = volume.open_faulty(&options);
+    let bytes = first(&[7; 9000]);
+    let left = stream(&[Command::End]).len() - stream(&[]).len();
+    let (reached, is_reached) = channel();
+    let (go_on, goes_on) = channel();
+    let after = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut reader = StreamReader::new(Holding { bytes: &bytes, left, reached, goes_on });
+            filesystem.receive(filesystem.root(), &mut reader, StreamEnd::Input).unwrap();
+        });
+        is_reached.recv().unwrap();
+        device.add(Rule::at(SUPER_BLOCK..SUPER_BLOCK + 4096, Fault::HeldWrite));
+        go_on.send(()).unwrap();
+        device.wait_for_held_writes(1);
+        scope.spawn(|| {
+            // A call that does not wait returns before this.
+            std::thread::sleep(Duration::from_millis(300));
+            device.clear();
+        });
+        let mut report = ReceiveReport::default();
+        resume(&filesystem, &bytes, &mut report).unwrap();
+        assert_eq!(report.present, 1);
+        volume.copy()
+    });
+    let crashed = after.open();
+    let one = crashed.lookup(crashed.root(), b"one").unwrap();
+    assert_eq!(crashed.subvolume(one.subvolume).unwrap().received_uuid, FIRST.0);
+    drop(crashed);
     volume.reopen(filesystem);
 }

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use super::input::Input;
-use super::{described, kept};
+use super::{described, kept, note_changed, note_present};
 use crate::args::GlobalArgs;
 use crate::commands::mounted::directory::MountedDirectory;
 use crate::control::receive::{ReceiveEnd, ReceiveRequest, ReceiveResult};
@@ -86,11 +86,15 @@ fn report(
     (result, failure): (&ReceiveResult, Option<Failure>),
     out: &mut Output,
 ) -> Outcome {
-    let ReceiveResult { subvolumes, present, unfinished, .. } = result;
+    let ReceiveResult { subvolumes, present, changed, unfinished, .. } = result;
     let at = |name: &[u8]| text::escaped(&mounted.joined(name));
+    changed.iter().filter(|_| !global.quiet).for_each(|name| note_changed(&at(name)));
     if let Some((name, why)) = unfinished {
         let at = at(name);
         stderr_line(&format!("{at}: the incomplete subvolume cannot be deleted: {why}"));
+    }
+    if global.verbose && !global.json && *present > 0 {
+        note_present(name, *present);
     }
     if subvolumes.is_empty() {
         if let Some(failure) = failure {
