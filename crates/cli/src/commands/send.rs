@@ -6,6 +6,7 @@
 
 mod file;
 mod mounted;
+mod temporary;
 
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
@@ -19,13 +20,19 @@ use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, text};
 use crate::volume::OpenVolume;
 use file::OutputFile;
+use temporary::SignalGuard;
 
 pub(crate) fn run(global: &GlobalArgs, args: &SendArgs, out: &mut Output) -> Outcome {
     if args.file.is_none() && out.is_terminal {
         return Err(Failure::new("stdout", "a stream is not written to a terminal")
             .hint("name a file with -f, or pipe the stream to `btrfs receive`"));
     }
-    let Some(path) = &args.subvolume else { return mounted::run(args, out) };
+    // Before the process has other threads.
+    let file = match &args.file {
+        Some(file) => Some((file.as_path(), SignalGuard::start()?)),
+        None => None,
+    };
+    let Some(path) = &args.subvolume else { return mounted::run(args, file, out) };
     let opened = OpenVolume::from_arg(global, &args.volume)?;
     let subvolume = find(
         &opened,
@@ -43,14 +50,14 @@ pub(crate) fn run(global: &GlobalArgs, args: &SendArgs, out: &mut Output) -> Out
         .no_data(args.no_data)
         .compressed_data(args.compressed_data);
     let what = text::escaped(&text::bytes(path));
-    match &args.file {
+    match &file {
         None => opened
             .filesystem
             .send(subvolume, &options, out)
             .map_err(|error| failure(&what, "stdout", error))?,
-        Some(file) => {
+        Some((file, guard)) => {
             let shown = file.display().to_string();
-            let mut to = OutputFile::create(file, &|found| is_device(&opened, found))?;
+            let mut to = OutputFile::create(file, &|found| is_device(&opened, found), guard)?;
             opened
                 .filesystem
                 .send(subvolume, &options, &mut to)

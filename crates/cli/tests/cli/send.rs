@@ -2,7 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::Stdio;
+use std::thread::yield_now;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::command::{butternut, command, run, shell};
 use super::image::kernel_tests_enabled;
@@ -156,6 +161,45 @@ fn a_stream_that_fails_leaves_its_file_as_it_was() {
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "good");
     assert_eq!(volume.names(), ["good", "volume.img"]);
+}
+
+/// Returns whether a process has a file open in a directory, other than the volume.
+fn has_output(process: u32, directory: &Path) -> bool {
+    let Ok(open) = fs::read_dir(format!("/proc/{process}/fd")) else { return false };
+    open.filter_map(|file| fs::read_link(file.ok()?.path()).ok()).any(|path| {
+        path.parent() == Some(directory) && path.file_name() != Some("volume.img".as_ref())
+    })
+}
+
+#[test]
+fn a_signal_leaves_nothing_of_a_stream() {
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = scratch.path().join("volume.img").to_str().unwrap().to_owned();
+    butternut(&["mkfs", "--size", "1G", &image]).ok();
+    butternut(&["subvolume", "create", &image, "/w"]).ok();
+    let data = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    fs::write(data.path(), vec![7; 400 << 20]).unwrap();
+    butternut(&["import", &image, data.path().to_str().unwrap(), "/w/file"]).ok();
+    butternut(&["property", "set", &image, "/w", "ro", "true"]).ok();
+    let file = scratch.path().join("stream");
+    for (signal, content) in [(Signal::TERM, None), (Signal::INT, Some("old"))] {
+        if let Some(content) = content {
+            fs::write(&file, content).unwrap();
+        }
+        let mut command = command();
+        command.args(["send", "-f", file.to_str().unwrap(), &image, "/w"]);
+        let mut child = command.spawn().unwrap();
+        while !has_output(child.id(), scratch.path()) {
+            assert_eq!(child.try_wait().unwrap(), None, "it has ended before the signal");
+            yield_now();
+        }
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.signal(), Some(signal.as_raw()));
+        assert_eq!(fs::read_to_string(&file).ok().as_deref(), content);
+        let left = fs::read_dir(scratch.path()).unwrap().count();
+        assert_eq!(left, 1 + usize::from(content.is_some()));
+    }
 }
 
 #[test]

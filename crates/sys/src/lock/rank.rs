@@ -60,6 +60,8 @@ ranks! {
     FioVolumes
     /// The attempt to mount an open volume, while a signal ends the process.
     CommandSignals
+    /// The temporary name of a stream, while a signal ends the process.
+    TemporaryName
     /// Whether a FUSE mount is made, while a signal ends the process.
     MountAttempt
     /// The receiver of the jobs of an export or an import, while a thread waits for one.
@@ -72,6 +74,8 @@ ranks! {
     ThreadLimits
     /// The deferred calls of users that run, and those that wait.
     UserCalls
+    /// The number of writes that the kernel has lost in each subvolume.
+    LostWrites
     /// The names that programs do not see yet.
     HiddenNames
     /// The names that the kernel is to forget.

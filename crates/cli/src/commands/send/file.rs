@@ -1,22 +1,21 @@
 //! [`OutputFile`]: the file that a stream is written to.
 //!
 //! 1. FILE is not storage of the volume: a stream would overwrite what it is made from.
-//! 2. A regular file appears under its name when the stream is complete and durable. Until then the
-//!    stream has a temporary name in the same directory; if it fails, it is removed, and a FILE
-//!    that existed is unchanged.
+//! 2. A regular file appears under its name when the stream is complete and durable
+//!    ([`temporary`](super::temporary)). If the stream fails, or a signal ends it, nothing is left
+//!    of it, and a FILE that existed is unchanged.
 //! 3. A device, FIFO or socket is written directly. So is a file that can be written, but not
 //!    replaced, because its directory cannot be changed. The opened file is checked again for law
 //!    1, since the path may name another file by then.
 //! 4. A new file can be read by its owner only: a stream has the contents of files that only their
 //!    owners may read. A FILE that existed keeps its owner and mode.
 
-use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
-use std::process;
 
+use super::temporary::{SignalGuard, TemporaryFile, directory};
 use crate::failure::Failure;
 
 /// Bytes of a stream that are written to a file at once.
@@ -25,29 +24,12 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// Mode of a new file (law 4).
 const MODE: u32 = 0o600;
 
-/// Number of temporary names that are tried.
-const NAMES_MAX: u32 = 100;
-
 /// An open file, whose stream is not complete yet.
 pub(super) struct OutputFile {
     shown: String,
     to: BufWriter<File>,
     /// `None` if the file is written directly.
-    temporary: Option<Temporary>,
-}
-
-/// A file under a temporary name, which is removed on drop.
-struct Temporary {
-    path: PathBuf,
-    /// The name that it gets when it is complete.
-    target: PathBuf,
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // The failure that led here is reported.
-        fs::remove_file(&self.path).unwrap_or_default();
-    }
+    temporary: Option<TemporaryFile>,
 }
 
 impl OutputFile {
@@ -59,6 +41,7 @@ impl OutputFile {
     pub(super) fn create(
         path: &Path,
         is_storage: &dyn Fn(&Metadata) -> bool,
+        guard: &SignalGuard,
     ) -> Result<Self, Failure> {
         let shown = path.display().to_string();
         let found = match fs::metadata(path) {
@@ -70,7 +53,7 @@ impl OutputFile {
             check_storage(&shown, found, is_storage)?;
         }
         let failed = |error: io::Error| Failure::io(shown.clone(), &error);
-        let (file, temporary) = open(path, found.as_ref()).map_err(failed)?;
+        let (file, temporary) = open(path, found.as_ref(), guard).map_err(failed)?;
         if temporary.is_none() {
             // Law 3.
             let opened = file.metadata().map_err(failed)?;
@@ -119,12 +102,16 @@ fn check_storage(
 }
 
 /// Opens the file that a stream is written to: a temporary one, or that of the path (law 3).
-fn open(path: &Path, found: Option<&Metadata>) -> io::Result<(File, Option<Temporary>)> {
+fn open(
+    path: &Path,
+    found: Option<&Metadata>,
+    guard: &SignalGuard,
+) -> io::Result<(File, Option<TemporaryFile>)> {
     let mut options = OpenOptions::new();
     options.write(true).create(found.is_none()).mode(MODE);
     let directly = || options.open(path);
     let Some(target) = replaceable(path, found)? else { return Ok((directly()?, None)) };
-    let (file, temporary) = match create_temporary(target) {
+    let (file, temporary) = match TemporaryFile::create(target, MODE, guard) {
         Ok(made) => made,
         Err(error) => {
             let is_read_only =
@@ -161,23 +148,7 @@ fn replaceable(path: &Path, found: Option<&Metadata>) -> io::Result<Option<PathB
     Ok(fs::symlink_metadata(&target).is_ok_and(|other| is_same(&other)).then_some(target))
 }
 
-/// Creates a file in the directory of its target.
-fn create_temporary(target: PathBuf) -> io::Result<(File, Temporary)> {
-    let mut number = 0;
-    loop {
-        let name = format!(".butternut-send-{}-{number}", process::id());
-        let path = target.with_file_name(OsString::from(name));
-        match OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path) {
-            Ok(file) => return Ok((file, Temporary { path, target })),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists && number < NAMES_MAX => {
-                number += 1;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-fn complete(to: BufWriter<File>, temporary: Option<Temporary>) -> io::Result<()> {
+fn complete(to: BufWriter<File>, temporary: Option<TemporaryFile>) -> io::Result<()> {
     let file = to.into_inner().map_err(io::IntoInnerError::into_error)?;
     let kind = file.metadata()?.file_type();
     // Others have nothing to sync.
@@ -185,10 +156,11 @@ fn complete(to: BufWriter<File>, temporary: Option<Temporary>) -> io::Result<()>
         file.sync_all()?;
     }
     let Some(temporary) = temporary else { return Ok(()) };
-    fs::rename(&temporary.path, &temporary.target)?;
-    let directory = temporary.target.parent().filter(|parent| !parent.as_os_str().is_empty());
-    match File::open(directory.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all())
-    {
+    let target = temporary.target().to_owned();
+    temporary.publish(&file)?;
+    // Its new number of links.
+    file.sync_all()?;
+    match File::open(directory(&target)).and_then(|directory| directory.sync_all()) {
         // A directory that cannot be listed, or a filesystem that does not sync directories.
         Err(error)
             if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::InvalidInput) =>

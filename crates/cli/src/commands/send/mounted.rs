@@ -17,6 +17,7 @@ use butternut_sys::{storage, subvolume_calls};
 use rustix::io::Errno;
 
 use super::file::OutputFile;
+use super::temporary::SignalGuard;
 use super::version;
 use crate::args::SendArgs;
 use crate::commands::mounted;
@@ -27,7 +28,11 @@ use crate::volume::identity::device_identity;
 
 const COMMAND: &str = "send";
 
-pub(super) fn run(args: &SendArgs, out: &mut Output) -> Outcome {
+pub(super) fn run(
+    args: &SendArgs,
+    file: Option<(&Path, SignalGuard)>,
+    out: &mut Output,
+) -> Outcome {
     let argument = &args.volume.volume;
     if !mounted::is_directory(argument) {
         return Ok(mounted::usage("of a volume that is not mounted, name VOLUME and SUBVOLUME"));
@@ -55,14 +60,14 @@ pub(super) fn run(args: &SendArgs, out: &mut Output) -> Outcome {
     };
     let failed =
         |to: &str, error: io::Error| Failure::io(to, &error).hint("the stream is not complete");
-    match &args.file {
+    match file {
         None => client::request_stream(COMMAND, (path, device), request, out)?
             .and_then(|()| out.flush())
             .map_err(|error| failed("stdout", error))?,
-        Some(file) => {
+        Some((file, guard)) => {
             let storage = Storage::of(path, device)?;
             let is_storage = |found: &Metadata| storage.has(found);
-            let mut to = OutputFile::create(file, &is_storage)?;
+            let mut to = OutputFile::create(file, &is_storage, &guard)?;
             client::request_stream(COMMAND, (path, device), request, &mut to)?
                 .map_err(|error| failed(&file.display().to_string(), error))?;
             to.finish()?;
