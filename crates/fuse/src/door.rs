@@ -48,6 +48,7 @@ mod ioctl_subvolume;
 mod ioctl_volume;
 mod lane;
 mod listing;
+mod lost_writes;
 pub(crate) mod name_invalidations;
 mod names;
 pub(crate) mod negotiation;
@@ -78,6 +79,7 @@ use crate::connection::protocol::op;
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::hidden_names::HiddenNames;
+use crate::door::lost_writes::LostWrites;
 use crate::door::name_invalidations::NameInvalidations;
 use crate::errno::{Errno, ErrnoResult};
 use crate::handles::Handles;
@@ -129,8 +131,7 @@ pub(crate) struct Door {
     /// The device number (major, minor) of the mount; `None` where it could not be read.
     device_number: Option<(u32, u32)>,
     has_reported: AtomicBool,
-    /// Failed writes from the kernel's page cache. The kernel does not repeat them.
-    lost_writes: Arc<AtomicU64>,
+    lost_writes: LostWrites,
     /// WRITE requests that wait for the kernel to invalidate pages.
     invalidating_writes: Arc<AtomicU64>,
     /// Threads that wait for the kernel to forget the name of a file.
@@ -180,7 +181,7 @@ impl Door {
             device,
             device_number,
             has_reported: AtomicBool::new(false),
-            lost_writes: Arc::default(),
+            lost_writes: LostWrites::default(),
             invalidating_writes: Arc::default(),
             forgetting_names: Arc::default(),
             has_long_setxattr: AtomicBool::new(false),

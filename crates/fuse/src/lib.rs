@@ -39,7 +39,8 @@ mod session;
 mod worker;
 
 pub use connection::mount_xattrs::{
-    DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_DONE, SYNC_SHUT_DOWN, SYNC_XATTR,
+    DAEMON_XATTR, LOST_IN_SUBVOLUME_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_DONE,
+    SYNC_SHUT_DOWN, SYNC_XATTR,
 };
 pub use door::Report;
 pub use door::hidden_names::{HiddenName, HiddenNames};

@@ -8,12 +8,14 @@
 //! 2. A command that reads files takes a directory as one of a mounted volume, and every other
 //!    argument as a volume that is not mounted, also if it is in a mounted one. Without a path in a
 //!    volume, a file in a mounted volume is one of its files, unless it is an image or a stream.
-//! 3. Data that other programs have written is in a snapshot: it is synced first.
+//! 3. Data that other programs have written is in a snapshot: it is synced first. If some is lost
+//!    during the command, the snapshot stays, and the command fails.
 
 pub(crate) mod delete;
 pub(crate) mod directory;
 pub(crate) mod files;
 pub(crate) mod inode_names;
+pub(crate) mod losses;
 pub(crate) mod root_tree;
 
 use std::ffi::{OsStr, OsString};
@@ -38,6 +40,7 @@ use crate::failure::{Completion, Failure, Outcome, USAGE_STATUS};
 use crate::output::json::Object;
 use crate::output::{Output, json, stderr_line, text};
 use crate::volume::{arg, contents};
+use losses::LossWatch;
 
 const KERNEL_TYPE: &str = "btrfs";
 
@@ -170,6 +173,8 @@ pub(crate) fn snapshot(
         path.push(name);
     }
     let (dir, name) = entry(&path)?;
+    let losses =
+        if recursive { LossWatch::begin(&from) } else { LossWatch::begin_in_subvolume(&from) };
     rustix::fs::syncfs(&from).map_err(|error| failed(source_path, &error.into()))?;
     let flags = [(read_only, subvolume_calls::READ_ONLY), (recursive, subvolume_calls::RECURSIVE)];
     let flags = flags.iter().filter(|(set, _)| *set).fold(0, |flags, (_, flag)| flags | flag);
@@ -177,7 +182,10 @@ pub(crate) fn snapshot(
         .map_err(|error| not_made(&path, &error, recursive, &qgroups))?;
     let mut changes = Changes::new(global);
     changes.record("created", &path);
-    changes.finish(out)
+    let kept = losses.check(&from).map_err(|error| {
+        failed(source_path, &error).hint("the snapshot was made, and may not have them")
+    });
+    changes.finish_after(kept, out)
 }
 
 /// Sets the default subvolume: that of a path, or the one with an id.
@@ -277,6 +285,8 @@ pub(crate) fn set_read_only(
                 "only root and its owner change it, and nothing does while a send or a receive \
                 reads it",
             ),
+            Some(Errno::BUSY) => failure
+                .hint("a file in it is open for writing, or a receive makes subvolumes in it"),
             _ => failure,
         }
     })?;

@@ -38,11 +38,12 @@ use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use butternut_fuse::{
-    DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_SHUT_DOWN, SYNC_XATTR, is_own_type,
+    DAEMON_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_SHUT_DOWN, SYNC_XATTR, is_own_type,
 };
 use butternut_sys::mount_users::{self, MountUser};
 use butternut_sys::mounts::{self, Mount};
 
+use super::mounted::losses::LossWatch;
 use crate::args::{GlobalArgs, UmountArgs};
 use crate::control::client;
 use crate::failure::{Completion, Failure, Outcome, io_text};
@@ -258,11 +259,13 @@ fn find_mount(mountpoint: &Path) -> Result<Mount, Failure> {
 
 /// Writes back the kernel's dirty pages, and lets the process of the mount commit them. Returns
 /// only errors that occur during the call: `syncfs` also returns earlier ones, which `close` has
-/// reported. Where both calls fail, the first error has the cause: after a failed commit, another
-/// commit only finds that the volume is read-only.
+/// reported. A write that is lost during the call may be in neither result: it may fail between the
+/// two, or while the second one waits for that of another process. Where both calls fail, the first
+/// error has the cause: after a failed commit, another commit only finds that the volume is
+/// read-only.
 pub(crate) fn commit(mountpoint: &Path) -> io::Result<Committed> {
     let mounted = File::open(mountpoint)?;
-    let before = lost_writes(&mounted);
+    let losses = LossWatch::begin(&mounted);
     let sent = rustix::fs::syncfs(&mounted);
     let mut value = [0; 1];
     let committed = rustix::fs::fgetxattr(&mounted, SYNC_XATTR, &mut value[..]);
@@ -270,11 +273,11 @@ pub(crate) fn commit(mountpoint: &Path) -> io::Result<Committed> {
     if value == SYNC_SHUT_DOWN {
         return Ok(Committed::Nothing);
     }
-    let after = lost_writes(&mounted);
-    if before.is_none() || before != after {
+    let lost = losses.check(&mounted);
+    if !losses.is_counted() || lost.is_err() {
         sent?;
     }
-    Ok(Committed::All)
+    lost.map(|()| Committed::All)
 }
 
 /// What [`commit`] has committed.
@@ -284,12 +287,6 @@ pub(crate) enum Committed {
     /// The volume was shut down before (`FS_IOC_SHUTDOWN`). What was dirty then is lost, as the
     /// caller of the shutdown has chosen.
     Nothing,
-}
-
-fn lost_writes(mounted: &File) -> Option<u64> {
-    let mut value = [0; 20];
-    let bytes = rustix::fs::fgetxattr(mounted, LOST_XATTR, &mut value[..]).ok()?;
-    std::str::from_utf8(value.get(..bytes)?).ok()?.parse().ok()
 }
 
 /// The server of a mount.

@@ -23,3 +23,6 @@ pub const SYNC_SHUT_DOWN: &[u8] = b"0";
 /// The number of failed writes from the kernel's page cache. The program learns of such an error
 /// from `close` or `fsync`, and `syncfs` reports it once more.
 pub const LOST_XATTR: &str = "butternut.lost";
+
+/// As [`LOST_XATTR`], of the files in the subvolume of the file that has the attribute.
+pub const LOST_IN_SUBVOLUME_XATTR: &str = "butternut.lost_in_subvolume";

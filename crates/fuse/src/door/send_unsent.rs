@@ -61,7 +61,10 @@ impl Door {
     ) {
         let (unique, device) = (request.header.unique, Arc::clone(request.device));
         let filesystem = self.filesystem.clone();
-        let answer = move |shared| {
+        // Those from now on: this caller may wait for the walk and the commit of others.
+        let losses = unsent.losses();
+        let answer = move |shared: Shared| {
+            let shared = Shared { sent: shared.sent.and(losses.check()), ..shared };
             let mut reply = Reply::new(bytes);
             let result = guarded(&filesystem, || sync(shared, &mut reply));
             drop(filesystem);
@@ -75,8 +78,8 @@ impl Door {
         let filesystem = self.filesystem.clone();
         let run = move || {
             of_thread.run(|unsent| {
-                let sent = unsent.write_back(&device);
-                Shared { sent, committed: commit(&filesystem) }
+                unsent.send(&device);
+                Shared { sent: Ok(()), committed: commit(&filesystem) }
             });
         };
         if let Err(errno) = self.spawn_deferred(run) {

@@ -22,7 +22,8 @@
 //!    reader comes.
 //! 6. The kernel does not repeat a WRITE request that fails, as on a full volume: the data is lost.
 //!    A caller learns of every loss of the files that it needs during its call, and where the mount
-//!    ends, of all files.
+//!    ends, of all files. Its call begins when it lists the files ([`UnsentData::add`]), not when a
+//!    thread walks through them: a caller may wait for the walk of another one meanwhile.
 //!
 //! With write-back caching, the kernel writes through the pages of a write(2) that removes a
 //! set-user-id bit. Law 4 concerns the one write that removes it: a sync of the volume or a
@@ -58,14 +59,32 @@ pub(super) struct UnsentData {
 struct UnsentFile {
     id: FileId,
     node: u64,
-    /// They count the lost writes of the file.
+    lost: LostWrites,
+}
+
+/// Notices the writes of some files that the kernel loses after the call began.
+#[derive(Default)]
+pub(super) struct LossWatch(Vec<LostWrites>);
+
+/// The lost writes of one file.
+#[derive(Clone)]
+struct LostWrites {
+    /// They count them.
     fills: Arc<Fills>,
+    /// Their number when the call began.
+    before: u64,
 }
 
 impl UnsentData {
     /// Adds a file: its node, and its fills.
     pub(super) fn add(&mut self, id: FileId, node: u64, fills: Arc<Fills>) {
-        self.files.push(UnsentFile { id, node, fills });
+        let before = fills.lost_writes();
+        self.files.push(UnsentFile { id, node, lost: LostWrites { fills, before } });
+    }
+
+    /// Returns what notices the losses of the call that has listed these files.
+    pub(super) fn losses(&self) -> LossWatch {
+        LossWatch(self.files.iter().map(|file| file.lost.clone()).collect())
     }
 
     /// Returns those of some subvolumes.
@@ -94,16 +113,31 @@ impl UnsentData {
     /// Makes the kernel write back its dirty pages of the files, and waits for that.
     ///
     /// # Errors
-    /// `EIO`: the kernel has lost writes of these files meanwhile (law 6).
+    /// `EIO`: the kernel has lost writes of these files since they were listed (law 6).
     pub(super) fn write_back(&self, device: &OwnedFd) -> ErrnoResult<()> {
-        let lost = || self.files.iter().map(|file| file.fills.lost_writes()).sum::<u64>();
-        let lost_before = lost();
+        self.send(device);
+        self.losses().check()
+    }
+
+    /// Makes the kernel write back its dirty pages of the files, and waits for that. Each caller
+    /// checks its own losses.
+    pub(super) fn send(&self, device: &OwnedFd) {
         for file in &self.files {
             for piece in pieces() {
                 connection::invalidate_page_range(device, file.node, &piece);
             }
         }
-        if lost() == lost_before { Ok(()) } else { Err(Errno::EIO) }
+    }
+}
+
+impl LossWatch {
+    /// Fails if the kernel has lost writes since the call began.
+    ///
+    /// # Errors
+    /// `EIO` (law 6).
+    pub(super) fn check(&self) -> ErrnoResult<()> {
+        let has_lost = self.0.iter().any(|file| file.fills.lost_writes() != file.before);
+        if has_lost { Err(Errno::EIO) } else { Ok(()) }
     }
 }
 
@@ -135,5 +169,24 @@ mod tests {
             assert!(bytes <= PIECE_BYTES_MIN.max(piece.start / PIECES_PER_DOUBLING), "{piece:?}");
             assert!(piece.start.is_multiple_of(4096), "{piece:?}");
         }
+    }
+    /// As where one caller waits for the walk of another one.
+    #[test]
+    fn a_call_notices_the_losses_after_it_began_and_before_the_walk() {
+        let fills = Arc::new(Fills::default());
+        let list = || {
+            let mut unsent = UnsentData::default();
+            unsent.add(FileId::new(5, 257), 1, Arc::clone(&fills));
+            unsent
+        };
+        let earlier = list();
+        fills.count_lost_write();
+        let later = list();
+        let (of_earlier, of_later) = (earlier.losses(), later.losses());
+        assert_eq!(of_earlier.check(), Err(Errno::EIO));
+        assert_eq!(of_later.check(), Ok(()), "it was lost before the call");
+        assert_eq!(earlier.join(later).losses().check(), Err(Errno::EIO));
+        fills.count_lost_write();
+        assert_eq!(of_later.check(), Err(Errno::EIO));
     }
 }

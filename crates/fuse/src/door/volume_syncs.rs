@@ -6,7 +6,7 @@
 //! 1. Any user may ask for a sync, from any number of processes, and each one walks through all
 //!    files that are open for writing. So one thread serves all of them: those that come during a
 //!    walk wait for the next one, which they share, and so they share the commit after it. Each of
-//!    them reads its own report of losses.
+//!    them reads its own report of losses, and notices what the kernel loses from its own begin on.
 //! 2. During syncfs(2) and sync(2) the kernel holds the lock of its superblock, which a remount
 //!    waits for. A sync waits for at most one walk and one commit that began before it, whatever
 //!    other calls are queued.
@@ -26,7 +26,7 @@ use crate::errno::{Errno, ErrnoResult};
 /// The results that the syncs of one walk share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shared {
-    /// Whether the kernel has sent its data, and lost none of it.
+    /// Whether the kernel was made to send its data.
     pub(super) sent: ErrnoResult<()>,
     pub(super) committed: ErrnoResult<()>,
 }

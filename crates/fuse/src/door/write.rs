@@ -33,7 +33,6 @@
 use butternut::server::FileExt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use butternut::{Error, Privileges};
 
@@ -90,7 +89,7 @@ impl Door {
             };
             if applied.is_err() && is_from_cache {
                 write.open.fills.count_lost_write();
-                self.lost_writes.fetch_add(1, Ordering::Release);
+                self.lost_writes.count(write.open.file.id().subvolume);
             }
             WriteRequest::put_reply(applied?, reply)?;
             return Ok(Outcome::Reply);
@@ -208,6 +207,7 @@ impl WriteRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
 
     #[test]
     fn waiting_writes_leave_requests_for_the_kernels_writeback() {

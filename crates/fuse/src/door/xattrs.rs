@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use butternut::{SetAttributes, SetXattr};
 
 use crate::connection::mount_xattrs::{
-    DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_DONE, SYNC_SHUT_DOWN, SYNC_XATTR,
+    DAEMON_XATTR, LOST_IN_SUBVOLUME_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_DONE,
+    SYNC_SHUT_DOWN, SYNC_XATTR,
 };
 use crate::connection::protocol::{
     GetxattrIn, SETXATTR_ACL_KILL_SGID, SetxattrIn, SetxattrShortIn,
@@ -67,7 +68,10 @@ impl Door {
             return reply.push_xattr(size, namespace.ino().to_string().as_bytes());
         }
         if name == LOST_XATTR.as_bytes() {
-            let lost = self.lost_writes.load(Ordering::Relaxed);
+            return reply.push_xattr(size, self.lost_writes.all().to_string().as_bytes());
+        }
+        if name == LOST_IN_SUBVOLUME_XATTR.as_bytes() {
+            let lost = self.lost_writes.of_subvolume(self.node(request)?.subvolume);
             return reply.push_xattr(size, lost.to_string().as_bytes());
         }
         kind_of(name)?;
