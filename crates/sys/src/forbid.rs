@@ -1,5 +1,5 @@
-//! Makes `io_uring` fail for one thread: as the seccomp filter of a container does, or as a kernel
-//! without memory does. For tests.
+//! Makes `io_uring` fail for one thread: as the seccomp filter of a container does, as a kernel
+//! without memory does, or as one does that has reached its limit of threads. For tests.
 
 use crate::errno::Errno;
 
@@ -19,6 +19,24 @@ pub fn forbid_rings_on_this_thread() -> Result<(), Errno> {
 /// The error of `prctl(2)`.
 pub fn starve_rings_on_this_thread() -> Result<(), Errno> {
     fail_rings_on_this_thread(libc::EAGAIN)
+}
+
+/// Makes the kernel start no thread for this thread, also none of its own for requests of a ring.
+/// The limit is that of the process, but other threads of root are exempt from it. This thread
+/// becomes one of an ordinary user. This cannot be undone.
+///
+/// # Errors
+/// The error of `setrlimit(2)` or `setresuid(2)`.
+pub fn forbid_new_threads_to_this_thread() -> Result<(), Errno> {
+    const USER: libc::uid_t = 65534;
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel reads the limit during the call.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const none) } != 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: takes integers only. The function of the C library would change all threads.
+    let changed = unsafe { libc::syscall(libc::SYS_setresuid, USER, USER, USER) };
+    if changed == 0 { Ok(()) } else { Err(Errno::last()) }
 }
 
 fn fail_rings_on_this_thread(errno: i32) -> Result<(), Errno> {

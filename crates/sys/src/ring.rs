@@ -7,8 +7,9 @@
 //! 3. At most `depth` requests of each kind are in flight at a time. The kernel's queues are large
 //!    enough for both kinds, so no completion is lost or delayed by a full queue.
 //! 4. A request is complete when all its bytes have been transferred: the rest of a short transfer
-//!    is submitted again, as is a transfer that a signal interrupted or that failed for lack of
-//!    kernel memory.
+//!    is submitted again, as is a request that a signal interrupted or that failed for lack of
+//!    kernel memory or threads. After [`TRIES_MAX`] such failures the thread that takes the
+//!    completion does it by a system call (`synchronous`): only the disk can fail a request.
 //! 5. Dropping a ring waits for its requests.
 //! 6. The kernel may refuse further use of a ring while requests are in flight (a process can
 //!    forbid itself system calls). Requests that the kernel has not seen then fail with its errno,
@@ -29,6 +30,7 @@
 //! How a ring is created, and what the kernel may refuse, is in `setup`.
 
 mod setup;
+mod synchronous;
 mod vector;
 
 pub use setup::{RingOptions, RingUnavailable};
@@ -55,8 +57,8 @@ const SUBMIT_BYTES_MAX: usize = 1 << 30;
 /// are waited for together, because one system call for all of them costs less.
 const LONG_TRANSFER_BYTES: usize = 32 << 10;
 
-/// Maximum number of times that a transfer without progress is submitted again.
-const TRIES_MAX: u8 = 64;
+/// Number of submissions of a request without progress, before it is done without the ring.
+const TRIES_MAX: u8 = 4;
 
 /// Sleep between two polls of the completion queue of a broken ring.
 const BROKEN_SLEEP: Duration = Duration::from_micros(200);
@@ -169,6 +171,15 @@ enum Owner<T> {
     None,
     Ring { load: Load, user_data: T },
     Batch { index: usize },
+}
+
+/// What happens to a slot after an answer of the kernel.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Complete(Result<(), Errno>),
+    Submit,
+    /// The calling thread transfers the rest (law 4).
+    Call,
 }
 
 /// What `complete_slot` did with a slot.
@@ -381,30 +392,10 @@ impl<T> Ring<T> {
         let slot = &mut self.slots[index as usize];
         let fd = Fd(table.target(slot.file));
         let offset = slot.offset.wrapping_add(slot.done as u64);
-        let segment = match (&mut slot.vector, &slot.owner) {
-            (Some(vector), Owner::Ring { load, .. }) => {
-                let row = load.as_slice().iter();
-                let row = row.map(|buffer| (buffer.start().as_ptr(), buffer.len()));
-                vector.fill(row, slot.done, SUBMIT_BYTES_MAX)
-            }
-            (Some(vector), Owner::Batch { .. }) => {
-                let (first, count) = slot.row;
-                // SAFETY: a slot of a batch with a vector has a list of slices, which `run` borrows
-                // until the slot is complete (law 2).
-                let row = unsafe { std::slice::from_raw_parts(first, count) }.iter();
-                let row = row.map(|piece| (piece.as_ptr().cast_mut(), piece.len()));
-                vector.fill(row, slot.done, SUBMIT_BYTES_MAX)
-            }
-            (Some(_) | None, _) => Segment {
-                start: slot.start.wrapping_add(slot.done),
-                len: (slot.len - slot.done).min(SUBMIT_BYTES_MAX),
-                vector: None,
-            },
-        };
-        let Segment { start, len, vector } = segment;
+        let Segment { start, len, vector } = slot.segment();
         let registered = table.buffer_index(start.addr(), len);
         let bytes = u32::try_from(len).expect("one request is at most 1 GiB");
-        let how = if slot.is_durable { libc::RWF_DSYNC } else { 0 };
+        let how = slot.write_flags();
         let entry = match (slot.operation, vector, registered) {
             (Operation::Write, Some((list, count)), _) => {
                 opcode::Writev::new(fd, list, count).offset(offset).rw_flags(how).build()
@@ -491,21 +482,23 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Handles one completion: submits the rest of the transfer, or frees the slot.
+    /// Handles one completion: submits the rest of the transfer, or completes it and frees the
+    /// slot.
     fn complete_slot(&mut self, (user_data, answer): (u64, i32)) -> Outcome {
         let index = u32::try_from(user_data).expect("the user data is the index of a slot");
         let broken = self.broken.is_some();
         let slot = &mut self.slots[index as usize];
         let result = match slot.advance(answer) {
-            Some(result) => result,
-            None if broken => Err(Errno::IO),
-            None => {
+            Next::Complete(result) => result,
+            Next::Submit if !broken => {
                 self.resubmit.push(index);
                 self.refill();
                 return Outcome::Nothing;
             }
+            Next::Submit | Next::Call => self.transfer_synchronously(index),
         };
         self.free.push(index);
+        let slot = &mut self.slots[index as usize];
         self.vectors.extend(slot.vector.take());
         match std::mem::replace(&mut slot.owner, Owner::None) {
             Owner::Ring { load, user_data } => {
@@ -566,16 +559,54 @@ impl<T> Slot<T> {
         slot
     }
 
-    /// Applies the kernel's result to the slot. Returns `None` if the rest must be submitted (law
-    /// 4).
-    fn advance(&mut self, answer: i32) -> Option<Result<(), Errno>> {
+    /// Returns the memory of the next submission.
+    fn segment(&mut self) -> Segment {
+        match (&mut self.vector, &self.owner) {
+            (Some(vector), Owner::Ring { load, .. }) => {
+                let row = load.as_slice().iter();
+                let row = row.map(|buffer| (buffer.start().as_ptr(), buffer.len()));
+                vector.fill(row, self.done, SUBMIT_BYTES_MAX)
+            }
+            (Some(vector), Owner::Batch { .. }) => {
+                let (first, count) = self.row;
+                // SAFETY: a slot of a batch with a vector has a list of slices, which `run` borrows
+                // until the slot is complete (law 2).
+                let row = unsafe { std::slice::from_raw_parts(first, count) }.iter();
+                let row = row.map(|piece| (piece.as_ptr().cast_mut(), piece.len()));
+                vector.fill(row, self.done, SUBMIT_BYTES_MAX)
+            }
+            (Some(_) | None, _) => Segment {
+                start: self.start.wrapping_add(self.done),
+                len: (self.len - self.done).min(SUBMIT_BYTES_MAX),
+                vector: None,
+            },
+        }
+    }
+
+    fn write_flags(&self) -> libc::c_int {
+        if self.is_durable { libc::RWF_DSYNC } else { 0 }
+    }
+
+    /// Applies the kernel's answer to the slot (law 4).
+    fn advance(&mut self, answer: i32) -> Next {
         let Ok(count) = usize::try_from(answer) else {
             let errno = Errno(answer.saturating_neg());
             self.tries += 1;
-            // A thread that ends cancels some of its requests (ECANCELED).
-            let is_transient = matches!(errno.0, libc::EAGAIN | libc::EINTR | libc::ECANCELED);
-            return (!is_transient || self.tries >= TRIES_MAX).then_some(Err(errno));
+            // ECANCELED: the submitting thread has ended, or the kernel may start no thread of its
+            // own for a request that blocks.
+            let is_transient =
+                matches!(errno.0, libc::EAGAIN | libc::EINTR | libc::ECANCELED | libc::ENOMEM);
+            return match is_transient {
+                true if self.tries < TRIES_MAX => Next::Submit,
+                true => Next::Call,
+                false => Next::Complete(Err(errno)),
+            };
         };
+        self.progress(count).map_or(Next::Submit, Next::Complete)
+    }
+
+    /// Counts transferred bytes. Returns `None` if the rest must be transferred.
+    fn progress(&mut self, count: usize) -> Option<Result<(), Errno>> {
         if self.operation == Operation::Flush {
             return Some(Ok(()));
         }
@@ -647,18 +678,21 @@ mod tests {
         let rounds = 2 * usize::from(TRIES_MAX);
         let mut slot = read(rounds + 1);
         for _ in 0..rounds {
-            assert_eq!(slot.advance(-libc::EAGAIN), None);
-            assert_eq!(slot.advance(1), None);
+            assert_eq!(slot.advance(-libc::EAGAIN), Next::Submit);
+            assert_eq!(slot.advance(1), Next::Submit);
         }
-        assert_eq!(slot.advance(1), Some(Ok(())));
+        assert_eq!(slot.advance(1), Next::Complete(Ok(())));
     }
 
     #[test]
-    fn a_transfer_without_progress_fails_after_the_last_try() {
-        let mut slot = read(1);
-        for _ in 1..TRIES_MAX {
-            assert_eq!(slot.advance(-libc::EINTR), None);
+    fn a_transfer_without_progress_leaves_the_ring_after_the_last_try() {
+        for errno in [libc::EAGAIN, libc::EINTR, libc::ECANCELED, libc::ENOMEM] {
+            let mut slot = read(1);
+            for _ in 1..TRIES_MAX {
+                assert_eq!(slot.advance(-errno), Next::Submit);
+            }
+            assert_eq!(slot.advance(-errno), Next::Call);
         }
-        assert_eq!(slot.advance(-libc::EINTR), Some(Err(Errno(libc::EINTR))));
+        assert_eq!(read(1).advance(-libc::EIO), Next::Complete(Err(Errno::IO)));
     }
 }

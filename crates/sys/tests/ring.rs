@@ -7,7 +7,7 @@ use butternut_sys::buffer::Buffer;
 use butternut_sys::buffers::{Buffers, Load};
 use butternut_sys::errno::Errno;
 use butternut_sys::file::{DiskFile, OpenDisk};
-use butternut_sys::forbid::forbid_rings_on_this_thread;
+use butternut_sys::forbid::{forbid_new_threads_to_this_thread, forbid_rings_on_this_thread};
 use butternut_sys::ring::{
     BorrowedRequest, Memory, Operation, Ring, RingOptions, RingUnavailable, SEGMENTS_MAX,
     Submission, Transfer,
@@ -431,4 +431,27 @@ fn another_thread_gets_completions_after_the_submitter_ended() {
         }
         assert_eq!(seen, 64);
     }
+}
+
+#[test]
+fn a_flush_succeeds_where_the_kernel_may_start_no_thread_for_it() {
+    let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    let how = OpenDisk { writable: true, ..OpenDisk::default() };
+    let file = DiskFile::open(image.path(), how).unwrap();
+    let mut ring = ring::<usize>(&file, 4);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            forbid_new_threads_to_this_thread().unwrap();
+            assert!(std::thread::Builder::new().spawn(|| ()).is_err());
+            for number in 0..3 {
+                let operation = Operation::Flush;
+                ring.submit(Submission { operation, need: 0, ..read(0, number) }).unwrap();
+            }
+            ring.wait(3, Some(Instant::now() + Duration::from_mins(5)));
+            for _ in 0..3 {
+                assert_eq!(ring.next_completion().unwrap().result, Ok(()));
+            }
+            assert_eq!(ring.broken(), None);
+        });
+    });
 }

@@ -161,8 +161,13 @@ impl Table {
         if self.files_are_registered {
             RawFd::try_from(file).unwrap_or(-1)
         } else {
-            self.files.get(file as usize).map_or(-1, AsRawFd::as_raw_fd)
+            self.descriptor(file)
         }
+    }
+
+    /// Returns the descriptor of the disk.
+    pub(super) fn descriptor(&self, file: u32) -> RawFd {
+        self.files.get(file as usize).map_or(-1, AsRawFd::as_raw_fd)
     }
 
     pub(super) fn entry_flags(&self) -> squeue::Flags {
