@@ -6,6 +6,7 @@ mod xattrs;
 
 use butternut_device::{Counters, Device, DeviceError, Fault, FaultyDevice, MemoryDevice, Rule};
 use butternut_format::checksum::ChecksumKind;
+use butternut_format::device_extent::RawDeviceReplace;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock};
 use butternut_format::units::TreeId;
@@ -68,6 +69,38 @@ fn a_device_without_a_device_item_is_read_and_not_written() {
     let refused = Forest::open_writable(volume(), ForestOptions::default()).unwrap_err();
     let TreeError::Unwritable(refused) = &refused else { panic!("{refused}") };
     assert!(refused.to_string().contains("removed, which has no device item"), "{refused}");
+}
+
+#[test]
+fn a_volume_with_an_interrupted_device_replacement_is_read_and_not_written() {
+    // The states: never started, finished, canceled; started, suspended.
+    for (state, is_interrupted) in [(0, false), (2, false), (3, false), (1, true), (4, true)] {
+        let device = fresh(256 * MIB);
+        let forest = open(&device);
+        let mut item = RawDeviceReplace::new_zeroed();
+        item.src_devid.set(1);
+        item.replace_state.set(state);
+        let handle = forest.join(Need::items(1)).unwrap();
+        let key = Key::new(0, ItemType::DEV_REPLACE, 0);
+        handle.tree(TreeId::DEVICE).unwrap().insert(&key, item.as_bytes()).unwrap();
+        drop(handle);
+        forest.commit().unwrap();
+        drop(forest);
+        let volume = || {
+            let devices = vec![Arc::clone(&device)];
+            Arc::new(Volume::open(devices, OpenOptions::default()).unwrap())
+        };
+        Forest::open(volume(), ForestOptions::default()).unwrap();
+        match Forest::open_writable(volume(), ForestOptions::default()) {
+            Ok(_) => assert!(!is_interrupted, "state {state}"),
+            Err(TreeError::Unwritable(refused)) => {
+                assert!(is_interrupted, "state {state}: {refused}");
+                let refused = refused.to_string();
+                assert!(refused.starts_with("device replacement: have an interr"), "{refused}");
+            }
+            Err(error) => panic!("state {state}: {error}"),
+        }
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::committed::CommittedTrees;
 use crate::error::TreeError;
 use crate::quota::items::read_status;
+use butternut_format::device_extent::{RawDeviceReplace, ReplaceState};
 use butternut_format::feature::SIMPLE_QUOTA;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::quota::{STATUS_ON, STATUS_SIMPLE_MODE};
@@ -12,6 +13,9 @@ use butternut_format::units::TreeId;
 /// The last generation that a volume may have to be written to. No volume reaches it by commits,
 /// and those that follow must have generations of their own.
 const GENERATION_MAX: u64 = 1 << 63;
+
+/// The key of the state of a device replacement, in the device tree.
+const REPLACEMENT: Key = Key::new(0, ItemType::DEV_REPLACE, 0);
 
 /// Refuses a volume that writing would make inconsistent.
 pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), TreeError> {
@@ -36,6 +40,8 @@ pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), Tre
     }
     require(!super_block.is_seeding(), "seed", "a seed device", "a device that is not a seed")
         .map_err(TreeError::Unwritable)?;
+    // First: the device that replaces another one has no device item.
+    no_replacement(trees)?;
     if let Some(device) = trees.volume().unlisted_device() {
         let have = format_args!("{device}, which has no device item");
         let want = "only devices of the volume: leave out one that was removed from it";
@@ -83,4 +89,18 @@ fn no_relocation(trees: &CommittedTrees) -> Result<(), TreeError> {
         "none: mount with the kernel to finish it",
     )
     .map_err(TreeError::Unwritable)
+}
+
+/// Refuses a volume with an interrupted replacement of a device. The kernel goes on with it from
+/// its cursor, so the new device would lack what was written before the cursor meanwhile.
+fn no_replacement(trees: &CommittedTrees) -> Result<(), TreeError> {
+    let Some(tree) = trees.tree(TreeId::DEVICE)? else { return Ok(()) };
+    let Some(item) = tree.find(&REPLACEMENT)? else { return Ok(()) };
+    let state = RawDeviceReplace::check(item.data()).and_then(RawDeviceReplace::state);
+    let state = state.map_err(|source| TreeError::Corrupt { tree: TreeId::DEVICE, source })?;
+    let want = "none: mount all devices with the kernel, which finishes it, or let \
+                `btrfs replace cancel` end it there";
+    let is_interrupted = matches!(state, ReplaceState::Started | ReplaceState::Suspended);
+    require(!is_interrupted, "device replacement", "an interrupted one", want)
+        .map_err(TreeError::Unwritable)
 }
