@@ -243,10 +243,18 @@ impl WriteState {
     /// Returns an id for a new subvolume. No id is returned twice while the volume is open, also if
     /// the subvolume has been deleted: caches and node numbers go by it. Nor is one that has a
     /// quota group.
+    ///
+    /// # Errors
+    /// `NumbersUsedUp`, also where the root tree has higher ids left: those that were returned
+    /// before are not in it yet.
     pub(crate) fn allocate_subvolume(&self, forest: &Arc<Forest>) -> Result<TreeId> {
         let free = names::next_subvolume(&forest.root_tree())?;
         let mut next = self.next_subvolume.lock();
         let id = forest.first_without_qgroup(TreeId(free.0.max(*next)));
+        if id.0 >= names::SUBVOLUME_LAST {
+            let (tree, what) = (TreeId::ROOT, "subvolume ids");
+            return Err(names::NamesError::NumbersUsedUp { tree, what }.into());
+        }
         *next = id.0.saturating_add(1);
         Ok(id)
     }
@@ -375,5 +383,56 @@ impl WritableSubvolume {
         }
         *next = Ino(ino.0 + 1);
         Ok(ino)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Filesystem, MountOptions, NewInode, RecursiveSnapshot, SnapshotAccess};
+    use butternut_device::{Device, MemoryDevice};
+    use butternut_mkfs::MkfsOptions;
+
+    /// Returns a volume whose next subvolume gets an id.
+    fn volume_before(id: u64) -> Filesystem {
+        let device = MemoryDevice::new("memory", 256 << 20);
+        butternut_mkfs::make(&device, &MkfsOptions::default()).expect("a fresh volume");
+        let device: Arc<dyn Device> = Arc::new(device);
+        let options = MountOptions::default().read_only(false);
+        let fs = Filesystem::open_devices(vec![device], &options).expect("a writable volume");
+        for name in [&b"source"[..], b"inside"] {
+            let dir =
+                if name == b"inside" { fs.lookup(fs.root(), b"source") } else { Ok(fs.root()) };
+            let new = NewInode::new(0o755);
+            fs.create_subvolume(dir.expect("a directory"), name, &new).expect("a subvolume");
+        }
+        *fs.write_state().expect("a writable volume").next_subvolume.lock() = id;
+        fs
+    }
+
+    fn is_used_up<T: std::fmt::Debug>(result: Result<T>) {
+        let error = result.expect_err("no id is left");
+        let is_used_up = matches!(error, Error::Names(names::NamesError::NumbersUsedUp { .. }));
+        assert!(is_used_up, "{error}");
+    }
+
+    #[test]
+    fn ids_of_subvolumes_are_used_up_before_those_of_quota_groups() {
+        let fs = volume_before(names::SUBVOLUME_LAST - 1);
+        let (root, new) = (fs.root(), NewInode::new(0o755));
+        let source = fs.lookup(root, b"source").expect("a subvolume").subvolume;
+        let options = RecursiveSnapshot::new(SnapshotAccess::ReadWrite);
+        // It needs two.
+        is_used_up(fs.snapshot_recursive(source, root, b"copy", options));
+        is_used_up(fs.create_subvolume(root, b"more", &new));
+        fs.sync().expect("a volume that is still writable");
+        fs.create(root, b"file", &new).expect("a volume that is still writable");
+        fs.close().expect("a sound volume");
+
+        let fs = volume_before(names::SUBVOLUME_LAST - 1);
+        let (root, last) = (fs.root(), names::SUBVOLUME_LAST - 1);
+        assert_eq!(fs.create_subvolume(root, b"last", &new).expect("the last id"), last);
+        is_used_up(fs.create_subvolume(root, b"more", &new));
+        fs.close().expect("a sound volume");
     }
 }

@@ -66,8 +66,8 @@ pub use reference::index as reference_index;
 pub use root_ref::{SubvolumePair, put_root_ref, remove_root_ref};
 pub use set_xattr::{SetXattr, Xattr, remove_xattr, set_xattr, xattr_value_bytes_max};
 pub use subvolume::{
-    SubvolumeLink, children, default_subvolume, index_of_subvolume, insert_root_directory,
-    is_referenced_at, next_subvolume, parent_link, set_default_subvolume,
+    SUBVOLUME_LAST, SubvolumeLink, children, default_subvolume, index_of_subvolume,
+    insert_root_directory, is_referenced_at, next_subvolume, parent_link, set_default_subvolume,
 };
 pub use symlink::{put_symlink_target, symlink_bytes_max};
 pub use uuid_tree::{add_subvolume_uuid, remove_subvolume_uuid};

@@ -31,11 +31,11 @@ const DEFAULT_NAME: &[u8] = b"default";
 /// The root directory of each subvolume.
 const ROOT_DIRECTORY: Ino = Ino(256);
 
-/// Subvolume ids: from the first to below the last (`BTRFS_FIRST_FREE_OBJECTID`,
-/// `BTRFS_LAST_FREE_OBJECTID`). Below 2^48, because the upper bits of such an id are the level of a
-/// quota group.
+/// The first id of a subvolume below the top-level one (`BTRFS_FIRST_FREE_OBJECTID`).
 const SUBVOLUME_FIRST: u64 = 256;
-const SUBVOLUME_LAST: u64 = 1 << 48;
+/// The end of the ids of subvolumes, which none of them has: the upper bits of such an id are the
+/// level of a quota group.
+pub const SUBVOLUME_LAST: u64 = 1 << 48;
 
 /// The parent of a subvolume, and its entry there.
 #[derive(Clone, Debug, PartialEq, Eq)]
