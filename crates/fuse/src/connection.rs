@@ -88,7 +88,7 @@ pub(crate) fn has_superblock(device: impl AsFd) -> bool {
 
 /// Sends a reply from another thread than the one that read the request (law 1).
 pub(crate) fn send_reply(
-    device: &OwnedFd,
+    device: impl AsFd,
     unique: u64,
     result: ErrnoResult<()>,
     reply: &mut Reply,
@@ -105,7 +105,7 @@ pub(crate) fn send_reply(
 }
 
 /// Makes the kernel fetch the attributes of a file again.
-pub(crate) fn invalidate_attributes(device: &OwnedFd, node: u64) {
+pub(crate) fn invalidate_attributes(device: impl AsFd, node: u64) {
     notify_inode(device, &InvalidInodeOut { ino: node, off: -1, len: 0 });
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn invalidate_entry(device: impl AsFd, parent: u64, name: &[u8]) {
     notify(device, NOTIFY_INVAL_ENTRY, &[what.as_bytes(), name, b"\0"]);
 }
 
-fn notify_inode(device: &OwnedFd, what: &InvalidInodeOut) {
+fn notify_inode(device: impl AsFd, what: &InvalidInodeOut) {
     notify(device, NOTIFY_INVAL_INODE, &[what.as_bytes()]);
 }
 

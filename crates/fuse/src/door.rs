@@ -140,6 +140,8 @@ pub(crate) struct Door {
     has_long_setxattr: AtomicBool,
     deferred: Mutex<Vec<JoinHandle<()>>, rank::DeferredThreads>,
     user_calls: user_calls::UserCalls,
+    /// Calls of users during which the kernel holds the lock of their file.
+    user_calls_with_lock: user_calls::UserCalls,
     defragmentations: user_calls::UserCalls,
     volume_syncs: volume_syncs::VolumeSyncs,
     name_invalidations: NameInvalidations,
@@ -187,6 +189,7 @@ impl Door {
             has_long_setxattr: AtomicBool::new(false),
             deferred: Mutex::default(),
             user_calls: user_calls::UserCalls::default(),
+            user_calls_with_lock: user_calls::UserCalls::default(),
             defragmentations: user_calls::UserCalls::of_long_calls(),
             volume_syncs: volume_syncs::VolumeSyncs::default(),
             name_invalidations,
@@ -341,8 +344,8 @@ impl Door {
         // of the kernel, which a program may hold for any time.
         self.interrupts.end();
         self.name_invalidations.end();
-        for call in self.user_calls.end().into_iter().chain(self.defragmentations.end()) {
-            call(Err(Errno::EIO));
+        for calls in [self.user_calls, self.user_calls_with_lock, self.defragmentations] {
+            calls.end().into_iter().for_each(|call| call(Err(Errno::EIO)));
         }
         // No caller is left, and the close commits.
         drop(self.volume_syncs.end());

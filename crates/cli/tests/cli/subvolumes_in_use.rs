@@ -560,6 +560,41 @@ fn changes_of_flags_leave_a_limited_number_of_threads() {
     assert_eq!(output, "64\n0\n");
 }
 
+/// A program holds the lock of its directory, and any number of calls wait for it. Each has a
+/// thread, and at the limit of threads nothing could be written.
+#[test]
+fn few_calls_of_a_user_wait_for_a_directory_and_those_of_others_go_on() {
+    if !kernel_tests_enabled("few_calls_of_a_user_wait_for_a_directory_and_those_of_others_go_on") {
+        return;
+    }
+    let hold = hold_directory();
+    // Prints the errno of each call of a user when it has returned.
+    let create = r#"use POSIX; $| = 1; my ($path, $user, $calls) = @ARGV;
+        open(my $dir, "<", $path) or die $!;
+        for my $n (1..$calls) {
+            next if fork;
+            POSIX::setuid($user); my $call = pack("x8 Z4088", "n$n");
+            POSIX::_exit(ioctl($dir, 0x5000940e, $call) ? 0 : $! + 0)
+        }
+        while (wait > 0) { print $? >> 8, "\n" }"#;
+    let output = run_in_namespace(&format!(
+        r"$B mount -o allow_other own.img m1; D=$(daemon)
+        mkdir m1/dir m1/other; chown 12345 m1/dir; chown 54321 m1/other
+        {hold}
+        perl -e '{create}' m1/dir 12345 100 >calls &
+        threads() {{ cat /proc/$D/task/*/comm 2>ignored | grep -c $1 || true; }}
+        for n in $(seq 1200); do [ $(threads butternut-names) = 32 ] && break; sleep .05; done
+        for n in $(seq 1200); do [ $(wc -l <calls) = 68 ] && break; sleep .05; done
+        for n in $(seq 1200); do [ $(threads butternut-defer) = 0 ] && break; sleep .05; done
+        sort -n calls | uniq -c | tr -s ' '; threads butternut-names; threads butternut-defer
+        perl -e '{create}' m1/other 54321 2; $B subvolume create m1/new
+        kill $P; for n in $(seq 400); do [ $(wc -l <calls) = 100 ] && break; sleep .05; done
+        sort -n calls | uniq -c | tr -s ' '; ls m1/dir | wc -l
+        $B umount m1"
+    ));
+    assert_eq!(output, " 68 11\n32\n0\n0\n0\n 32 0\n 68 11\n32\n");
+}
+
 /// A thread of the mount waits for the lock of the directory, and cannot be killed. The commit, and
 /// the next use of the volume, must not wait for the program that holds the lock.
 #[test]

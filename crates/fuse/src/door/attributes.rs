@@ -30,7 +30,7 @@ impl Door {
             return Ok(Outcome::Reply);
         }
         let filesystem = self.filesystem.clone();
-        self.reply_deferred(request, size_of::<StatfsOut>(), move |reply| {
+        self.reply_deferred_to_user(request, size_of::<StatfsOut>(), move |reply| {
             filesystem.sync_best_effort();
             reply.push(&attr::statfs_out(&filesystem.statfs()?))
         })

@@ -12,6 +12,10 @@
 //!    and may come from a handle that does not bypass the cache (law 1 of `handles`). So it drops
 //!    the pages of its own range only: programs that write the same bytes both ways at the same
 //!    time order that.
+//! 2. A user may send any number of requests at the same time, and a thread for each could take all
+//!    that the system allows to this process, which other threads need to write. So every request
+//!    that users can send has a limit: `user_calls`, `interrupts` where it may wait for a program,
+//!    or [`ThreadSlot`].
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,6 +27,7 @@ use butternut_sys::affinity;
 use crate::connection;
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
+use crate::door::interrupts::Waiting;
 use crate::door::user_calls::UserCalls;
 use crate::door::{Door, Outcome, guarded};
 use crate::errno::{Errno, ErrnoResult};
@@ -48,7 +53,8 @@ impl Drop for ThreadSlot {
 impl Door {
     /// Defers the reply, of at most `bytes` bytes, until the kernel has written back its pages of
     /// the request's file (law 1). `answer` must not keep a reference to the door, because closing
-    /// the door waits for the thread.
+    /// the door waits for the thread. Above a limit, users wait for earlier such calls: the kernel
+    /// holds the lock of a file during each, and none needs the lock of another one.
     pub(super) fn reply_after_writeback(
         &self,
         request: &Request<'_>,
@@ -56,7 +62,7 @@ impl Door {
         answer: impl FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
         let (device, node) = (Arc::clone(request.device), request.header.nodeid);
-        self.reply_deferred(request, bytes, move |reply| {
+        self.reply_deferred_within(&self.user_calls_with_lock, request, bytes, move |reply| {
             connection::invalidate_pages(&device, node);
             answer(reply)
         })
@@ -64,13 +70,14 @@ impl Door {
 
     /// Defers the reply, of at most `bytes` bytes, to a thread that serves no other request.
     /// `answer` must not keep a reference to the door, because closing the door waits for the
-    /// thread.
+    /// thread. The caller limits how many of these a user may have.
     pub(super) fn reply_deferred(
         &self,
         request: &Request<'_>,
         bytes: usize,
         answer: impl FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
+        let answer = move |reply: &mut Reply| answer(reply).map(|()| Outcome::Reply);
         let call = self.deferred_call(request, bytes, answer);
         self.spawn_deferred(move || call(Ok(())))?;
         Ok(Outcome::NoReply)
@@ -96,13 +103,28 @@ impl Door {
         bytes: usize,
         answer: impl FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
+        self.defer_within(calls, request, bytes, move |reply| {
+            answer(reply).map(|()| Outcome::Reply)
+        })
+    }
+
+    /// As [`Self::reply_deferred_within`]. `answer` says whether the reply is to be sent, or another
+    /// thread sends it later.
+    pub(super) fn defer_within(
+        &self,
+        calls: &UserCalls,
+        request: &Request<'_>,
+        bytes: usize,
+        answer: impl FnOnce(&mut Reply) -> ErrnoResult<Outcome> + Send + 'static,
+    ) -> ErrnoResult<Outcome> {
+        let call = self.deferred_call(request, bytes, answer);
         if self.is_administrator(request) {
-            return self.reply_deferred(request, bytes, answer);
+            self.spawn_deferred(move || call(Ok(())))?;
+            return Ok(Outcome::NoReply);
         }
         let (calls, user, unique) = (calls.clone(), request.header.uid, request.header.unique);
         let of_others = calls.clone();
-        let call = Box::new(self.deferred_call(request, bytes, answer));
-        let Some(call) = calls.begin(user, unique, call) else {
+        let Some(call) = calls.begin(user, unique, Box::new(call)) else {
             // The INTERRUPT may have been served before the call was queued.
             if self.interrupts.is_interrupted(unique) {
                 self.interrupt_queued(unique);
@@ -115,6 +137,17 @@ impl Door {
             return Err(errno);
         }
         Ok(Outcome::NoReply)
+    }
+
+    /// Counts a request that may wait for a program among those of its user ([`Interrupts`]).
+    ///
+    /// # Errors
+    /// `EAGAIN`: too many wait.
+    ///
+    /// [`Interrupts`]: crate::door::interrupts::Interrupts
+    pub(super) fn begin_waiting(&self, request: &Request<'_>) -> ErrnoResult<Waiting> {
+        let user = (!self.is_administrator(request)).then_some(request.header.uid);
+        self.interrupts.begin(request.header.unique, user).ok_or(Errno::EAGAIN)
     }
 
     /// Interrupts a request: a defragmentation that is queued is answered, and a request that waits
@@ -138,7 +171,7 @@ impl Door {
         answer: F,
     ) -> impl FnOnce(ErrnoResult<()>) + Send + use<F>
     where
-        F: FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
+        F: FnOnce(&mut Reply) -> ErrnoResult<Outcome> + Send + 'static,
     {
         let (unique, device) = (request.header.unique, Arc::clone(request.device));
         let filesystem = self.filesystem.clone();
@@ -146,7 +179,9 @@ impl Door {
             let mut reply = Reply::new(bytes);
             let result = begun.and_then(|()| guarded(&filesystem, || answer(&mut reply)));
             drop(filesystem);
-            connection::send_reply(&device, unique, result, &mut reply);
+            if result != Ok(Outcome::NoReply) {
+                connection::send_reply(&device, unique, result.map(drop), &mut reply);
+            }
         }
     }
 

@@ -4,7 +4,8 @@
 //! 1. A caller that a signal interrupts waits for the reply, so the request must end soon.
 //! 2. The INTERRUPT may be served before its request has begun to wait, by another thread. It is
 //!    kept: the last [`EARLY_MAX`] of them.
-//! 3. Other requests are not interrupted. Each of them ends by itself.
+//! 3. Other requests are not interrupted, nor those that wait for a lock of the kernel, which are
+//!    counted here. They end by themselves, or when a program of their own user releases the lock.
 //! 4. The requests of a user that wait are limited, so that they are no obstacle to other users.
 //!    Those of all users are limited too: a user may have many user ids in namespaces of its own.
 //!    Those of an administrator are not limited.

@@ -25,7 +25,8 @@
 //!    ([`checked_caller`]).
 //! 5. The calls commit, so their replies are deferred. The kernel forgets the name that has changed
 //!    before the reply is sent, unless the mount ends ([`name_invalidations`]): it holds no inode
-//!    lock during these calls.
+//!    lock during these calls. A program may hold the lock of the directory for any time, so few
+//!    calls of a user wait for it, and further ones fail with EAGAIN ([`interrupts`]).
 //! 6. The thread of the reply checks through which mounts the caller sees the volume, before it
 //!    changes anything ([`checked_caller`]).
 //! 7. The kernel copies nothing back of the arguments of `SUBVOL_SYNC_WAIT`, so those of its modes
@@ -40,7 +41,7 @@
 //! [`write_gates`]: crate::handles::write_gates
 //! [`checked_caller`]: crate::door::checked_caller
 //! [`name_invalidations`]: crate::door::name_invalidations
-//! [`user_calls`]: crate::door::user_calls
+//! [`interrupts`]: crate::door::interrupts
 
 use std::sync::Arc;
 
@@ -343,8 +344,7 @@ impl Door {
             return Err(Errno::ENOENT);
         }
         let filesystem = self.filesystem.clone();
-        let user = (!self.is_administrator(request)).then_some(request.header.uid);
-        let waiting = self.interrupts.begin(request.header.unique, user).ok_or(Errno::EAGAIN)?;
+        let waiting = self.begin_waiting(request)?;
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
             for id in ids {
                 if !filesystem.wait_until_cleaned(id, &|| waiting.goes_on())? {
@@ -373,7 +373,10 @@ impl Door {
         }
         let read_only = flags & READ_ONLY != 0;
         let (gates, filesystem) = (Arc::clone(self.handles.write_gates()), self.filesystem.clone());
+        // It waits for a short time for programs to close their files.
+        let waiting = self.begin_waiting(request)?;
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+            let _waiting = waiting;
             caller.may_change()?;
             let closed = if read_only { Some(gates.close(root.subvolume)?) } else { None };
             filesystem.set_subvolume_read_only(root.subvolume, read_only)?;
@@ -428,14 +431,23 @@ impl Door {
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         let (caller, invalidations) =
             (self.checked_caller(request), self.name_invalidations.clone());
-        self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+        let user = (!caller.is_administrator).then_some(request.header.uid);
+        let (interrupts, unique) = (self.interrupts.clone(), request.header.unique);
+        self.defer_within(&self.user_calls, request, size_of::<IoctlOut>(), move |_| {
+            // Not while it is queued: it would take the place of calls of others that wait.
+            let waiting = interrupts.begin(unique, user).ok_or(Errno::EAGAIN)?;
             caller.may_change()?;
             // The kernel unmounts what is mounted below a name that it forgets, so a call that has
             // changed nothing must not make it forget one.
             change(&filesystem, &name)?;
-            invalidations.forget_name(&device, parent, &name);
-            connection::invalidate_attributes(&device, parent);
-            reply.push(&IoctlOut::default())
+            invalidations.forget_name_before(&device, (parent, &name), move |device| {
+                connection::invalidate_attributes(device, parent);
+                let mut reply = Reply::new(size_of::<IoctlOut>());
+                let result = reply.push(&IoctlOut::default());
+                drop(waiting);
+                connection::send_reply(device, unique, result, &mut reply);
+            });
+            Ok(Outcome::NoReply)
         })
     }
 }

@@ -1,8 +1,10 @@
-//! [`NameInvalidations`]: waits until the kernel has forgotten a name, or the mount has ended.
+//! [`NameInvalidations`]: what follows when the kernel has forgotten a name, or the mount has ended.
 //!
 //! ```text
-//! deferred thread -- forget_name() --> waits -------------------------> sends its reply
-//!                         \\-> thread: FUSE_NOTIFY_INVAL_ENTRY --/ or end() --/
+//! forget_name() -------> waits ---------------------------------------------> returns
+//!      \\-> thread: FUSE_NOTIFY_INVAL_ENTRY --/ or end() --/
+//! forget_name_before() -> returns
+//!      \\-> thread: FUSE_NOTIFY_INVAL_ENTRY --> sends the reply, or end() does
 //! ```
 //!
 //! 1. The kernel takes the lock of the directory, which a program can hold for any time, also after
@@ -10,17 +12,23 @@
 //!    notification has a thread, whose descriptor table has only the connection
 //!    ([`private_fd_table`]): the end of the mount does not wait for it, the filesystem is closed
 //!    meanwhile, and a process that ends without that releases the volume.
-//! 2. Until the mount ends, the caller waits for that thread, so there are at most as many of them
-//!    as deferred calls.
+//! 2. The caller of a request waits for that thread until the mount ends, so there are at most as
+//!    many of them as such calls, which are limited for users ([`interrupts`]).
+//! 3. Of the threads of this process, only those that hide a name wait for that thread.
+//!
+//! [`interrupts`]: crate::door::interrupts
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use butternut_sys::lock::{Condvar, Mutex, rank};
 use butternut_sys::private_fd_table;
 
 use crate::connection;
+
+/// What sends a reply. It has no descriptor of its own: the thread that runs it could not close it.
+type Answer = Box<dyn FnOnce(BorrowedFd<'_>) + Send>;
 
 #[derive(Clone, Default)]
 pub(crate) struct NameInvalidations(Arc<Shared>);
@@ -37,6 +45,9 @@ struct State {
     last: u64,
     /// The numbers of the threads that have not ended.
     running: HashSet<u64>,
+    /// What is left to be sent by threads that have not ended, by their numbers, with the
+    /// connection.
+    answers: HashMap<u64, (Answer, Weak<OwnedFd>)>,
 }
 
 impl NameInvalidations {
@@ -49,6 +60,57 @@ impl NameInvalidations {
         });
         if !is_begun {
             connection::invalidate_entry(device, parent, name);
+        }
+    }
+
+    /// Makes the kernel look a name up again, and sends a reply then, or when the mount ends. Does
+    /// not wait.
+    pub(super) fn forget_name_before(
+        &self,
+        device: &Arc<OwnedFd>,
+        (parent, name): (u64, &[u8]),
+        answer: impl FnOnce(BorrowedFd<'_>) + Send + 'static,
+    ) {
+        let of_thread = name.to_vec();
+        let is_begun = self.answer_after(device, Box::new(answer), move |device| {
+            connection::invalidate_entry(device, parent, &of_thread);
+        });
+        if let Err(number) = is_begun {
+            connection::invalidate_entry(device, parent, name);
+            self.answer(number, device.as_fd());
+        }
+    }
+
+    /// Runs `work` and then `answer` in a thread that has only the descriptor `device`. Returns the
+    /// number of the answer if there is no such thread.
+    fn answer_after(
+        &self,
+        device: &Arc<OwnedFd>,
+        answer: Answer,
+        work: impl FnOnce(BorrowedFd<'_>) + Send + 'static,
+    ) -> Result<(), u64> {
+        let mut state = self.0.state.lock();
+        state.last += 1;
+        let number = state.last;
+        state.answers.insert(number, (answer, Arc::downgrade(device)));
+        let is_ended = state.is_ended;
+        drop(state);
+        let of_thread = self.clone();
+        let run = move |device: BorrowedFd<'_>| {
+            work(device);
+            of_thread.answer(number, device);
+        };
+        private_fd_table::spawn("butternut-names", device.as_fd(), run).map_err(|_| number)?;
+        if is_ended {
+            self.answer(number, device.as_fd());
+        }
+        Ok(())
+    }
+
+    fn answer(&self, number: u64, device: BorrowedFd<'_>) {
+        let answer = self.0.state.lock().answers.remove(&number);
+        if let Some((answer, _)) = answer {
+            answer(device);
         }
     }
 
@@ -79,10 +141,19 @@ impl NameInvalidations {
         true
     }
 
-    /// Ends all waits, also those that begin later.
+    /// Ends all waits, also those that begin later, and sends the replies that are left.
     pub(crate) fn end(&self) {
-        self.0.state.lock().is_ended = true;
+        let mut state = self.0.state.lock();
+        state.is_ended = true;
+        let answers = std::mem::take(&mut state.answers);
+        drop(state);
         self.0.changed.notify_all();
+        for (answer, device) in answers.into_values() {
+            // Without the connection, no caller is left.
+            if let Some(device) = device.upgrade() {
+                answer(device.as_fd());
+            }
+        }
     }
 }
 
@@ -124,5 +195,38 @@ mod tests {
         invalidations.end();
         assert!(waiting.join().unwrap());
         drop(stop);
+    }
+    #[test]
+    fn a_reply_is_sent_once_after_its_thread_or_at_the_end_of_the_mount() {
+        let invalidations = NameInvalidations::default();
+        let device = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
+        let (sender, sent) = channel();
+        let begin = |number: u32, work: Box<dyn FnOnce() + Send>| {
+            let sender = sender.clone();
+            let answer = Box::new(move |_: BorrowedFd<'_>| sender.send(number).unwrap());
+            invalidations.answer_after(&device, answer, |_| work()).unwrap();
+        };
+        begin(1, Box::new(|| ()));
+        assert_eq!(sent.recv(), Ok(1));
+        let (stop, stopped) = channel::<()>();
+        let (over, is_over) = channel::<()>();
+        begin(
+            2,
+            Box::new(move || {
+                stopped.recv().unwrap_or_default();
+                drop(over);
+            }),
+        );
+        assert!(sent.try_recv().is_err(), "no thread waits for it, and it is not sent");
+        invalidations.end();
+        assert_eq!(sent.recv(), Ok(2));
+        begin(3, Box::new(|| ()));
+        assert_eq!(sent.recv(), Ok(3));
+        drop(stop);
+        assert!(is_over.recv().is_err());
+        assert!(
+            sent.recv_timeout(std::time::Duration::from_millis(20)).is_err(),
+            "none is sent twice"
+        );
     }
 }

@@ -16,10 +16,13 @@
 //!    thread runs the first queued call of the user with the fewest that run.
 //! 3. A call is queued only while another one runs, whose thread runs it later. At the end of the
 //!    mount no caller waits, and the queued calls do not run.
-//! 4. No call that is counted here waits for another one, or for a program: a call that changes a
-//!    name waits for the kernel's lock of the directory, which a program may hold for any time, so
-//!    it is not counted here. What a caller may do is checked before its call is queued.
-//! 5. A caller that a signal interrupts waits for the reply. A long call that is queued then is
+//! 4. No call that is counted here waits for another one, or for a program. A call that changes a
+//!    name waits for the kernel's lock of the directory, which a program may hold for any time: it
+//!    is counted until it has made the change, and by `interrupts` from the change to its reply.
+//!    What a caller may do is checked before its call is queued.
+//! 5. Calls during which the kernel holds the lock of their file are counted apart: otherwise those
+//!    that wait for that lock would wait for all other calls of the user that holds it.
+//! 6. A caller that a signal interrupts waits for the reply. A long call that is queued then is
 //!    answered at once, with EINTR. The others end soon, and the kernel's are ended by no signal
 //!    that a program handles.
 
@@ -86,7 +89,7 @@ impl UserCalls {
         None
     }
 
-    /// Returns a call that is queued, which must get an error instead of its turn (law 5).
+    /// Returns a call that is queued, which must get an error instead of its turn (law 6).
     pub(super) fn interrupt(&self, unique: u64) -> Option<Call> {
         let mut state = self.0.lock();
         let at = state.queued.iter().position(|queued| queued.unique == unique)?;
