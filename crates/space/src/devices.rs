@@ -7,7 +7,8 @@
 //! 4. A seed device is never written to: no chunk is placed on it, none of it is discarded, and its
 //!    size does not count when the size of a new chunk is computed.
 //! 5. While a device is being resized ([`crate::NextEnd`]), no chunk is placed behind the end that
-//!    it will have, and its size counts as that where it is smaller.
+//!    it will have, and its size counts as that where it is smaller; except for a chunk that a
+//!    commit needs, and that finds no space before that end.
 
 use crate::error::SpaceError;
 use crate::state::Space;

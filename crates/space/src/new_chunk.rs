@@ -62,19 +62,24 @@ impl Space {
         flags: BlockGroupFlags,
         bytes_min: u64,
     ) -> Option<ChunkPlan> {
+        self.lock().reserve_plan(class, flags, bytes_min)
+    }
+
+    /// Plans a chunk like [`Space::plan_chunk`], also behind the ends that resizes in progress will
+    /// give devices. Such a resize fails then ([`Space::resize_device`]).
+    pub fn plan_chunk_beyond_next_ends(
+        &self,
+        class: Class,
+        flags: BlockGroupFlags,
+    ) -> Option<ChunkPlan> {
         let mut state = self.lock();
-        let plan = state.plan(class, flags, bytes_min)?;
-        for (index, stripe) in plan.chunk.stripes.iter().enumerate() {
-            if !state.devices.reserve(stripe, &plan) {
-                debug_assert!(false, "law 1");
-                for placed in plan.chunk.stripes.iter().take(index) {
-                    state.devices.release(placed, plan.stripe_bytes);
-                }
-                return None;
-            }
+        let maps = state.devices.by_devid.values_mut();
+        let next_ends: Vec<_> = maps.map(|map| std::mem::take(&mut map.next_ends)).collect();
+        let plan = state.reserve_plan(class, flags, 0);
+        for (map, next_ends) in state.devices.by_devid.values_mut().zip(next_ends) {
+            map.next_ends = next_ends;
         }
-        state.logical_end = plan.chunk.end().0;
-        Some(plan)
+        plan
     }
 
     /// Frees the device extents of a chunk: of a plan that was cancelled, or of a chunk that a
@@ -123,6 +128,27 @@ impl State {
     /// one.
     pub(crate) fn can_add_chunk(&self, class: Class) -> bool {
         self.plan(class, self.next_chunk_flags(class), 0).is_some()
+    }
+
+    /// Plans a chunk, and reserves its device extents.
+    fn reserve_plan(
+        &mut self,
+        class: Class,
+        flags: BlockGroupFlags,
+        bytes_min: u64,
+    ) -> Option<ChunkPlan> {
+        let plan = self.plan(class, flags, bytes_min)?;
+        for (index, stripe) in plan.chunk.stripes.iter().enumerate() {
+            if !self.devices.reserve(stripe, &plan) {
+                debug_assert!(false, "law 1");
+                for placed in plan.chunk.stripes.iter().take(index) {
+                    self.devices.release(placed, plan.stripe_bytes);
+                }
+                return None;
+            }
+        }
+        self.logical_end = plan.chunk.end().0;
+        Some(plan)
     }
 
     fn plan(&self, class: Class, flags: BlockGroupFlags, bytes_min: u64) -> Option<ChunkPlan> {

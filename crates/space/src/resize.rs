@@ -4,7 +4,8 @@
 //! 1. A device is never made shorter than the end of its last extent: [`Space::chunks_beyond`]
 //!    names the chunks that the caller must remove first.
 //! 2. No chunk is placed behind the end that a device will have, from [`Space::begin_resize`] on.
-//!    So the chunks that the caller removes do not come back there.
+//!    So the chunks that the caller removes do not come back there. A commit that finds no space
+//!    before that end places its chunk behind it, and the resize fails by law 1.
 
 use crate::class::Class;
 use crate::devices::RESERVED_BYTES;

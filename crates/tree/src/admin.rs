@@ -6,7 +6,9 @@
 //!    first; others refuse the change. Where the last chunk goes that names the profile of its
 //!    class, or one whose free space the reservations and reserves of its class need, one is added
 //!    before the end first; without space for it, the change is refused, and no chunk is removed.
-//!    No chunk is added behind the new end meanwhile.
+//!    No chunk is added behind the new end meanwhile, unless a commit would fail without it; the
+//!    change is refused then. While that space is hidden, reservations that lack space wait. A change
+//!    that chunks in use refuse hides none.
 //! 2. Free space is allocated while it is discarded, so that no writer uses it meanwhile. A
 //!    reservation that finds no space waits for the discard.
 //! 3. Nothing is discarded that another writer may use: not on a volume that an error has made
@@ -22,7 +24,7 @@ use butternut_format::chunk::Profile;
 use butternut_format::refused::require;
 use butternut_format::super_block::LABEL_BYTES;
 use butternut_format::units::{DevId, Logical, Physical, SECTOR_BYTES};
-use butternut_space::{Class, DeviceUsage, GroupStatus, Totals};
+use butternut_space::{Class, DeviceUsage, GroupStatus, Space, Totals};
 use butternut_volume::DeviceStatus;
 use std::ops::Range;
 use std::sync::Arc;
@@ -156,6 +158,9 @@ impl Forest {
         require(have > 0, "devid", devid, "a device of the volume").map_err(TreeError::Invalid)?;
         require(bytes <= have, "size", bytes, format_args!("at most {have}, the device's"))
             .map_err(TreeError::Invalid)?;
+        self.require_idle_beyond(devid, bytes)?;
+        // Dropped last: until then, threads wait for the space that the resize hides.
+        let _resizing = self.running()?.resizes.begin();
         let next_end = self.running()?.space.begin_resize(devid, bytes);
         let _next_end = next_end.map_err(|error| TreeError::Space(Box::new(error)))?;
         self.empty_beyond(devid, bytes)?;
@@ -180,6 +185,23 @@ impl Forest {
         Ok(())
     }
 
+    /// Fails if chunks in use end behind the first `bytes` bytes of a device. Commits first, if they
+    /// seem to be in use: bytes that were freed recently are pinned until a commit.
+    fn require_idle_beyond(self: &Arc<Self>, devid: DevId, bytes: u64) -> Result<(), TreeError> {
+        let space = &self.running()?.space;
+        let beyond = || {
+            let beyond = space.chunks_beyond(devid, bytes);
+            beyond.map_err(|error| TreeError::Space(Box::new(error)))
+        };
+        if require_idle(space, &beyond()?, bytes).is_ok() {
+            return Ok(());
+        }
+        self.commit()?;
+        let beyond = beyond()?;
+        let _waited = self.wait_for_discards(&beyond)?;
+        require_idle(space, &beyond, bytes)
+    }
+
     /// Removes the chunks that end behind the first `bytes` bytes of a device (law 1).
     fn empty_beyond(self: &Arc<Self>, devid: DevId, bytes: u64) -> Result<(), TreeError> {
         let refused = |error| TreeError::Space(Box::new(error));
@@ -192,13 +214,7 @@ impl Forest {
         // No batch of a trim begins until the chunks are removed.
         let _waited = self.wait_for_discards(&beyond)?;
         let handle = self.join(Need::items(ITEMS_PER_DEVICE_CHANGE))?;
-        let space = &handle.running().space;
-        for group in &beyond {
-            let busy =
-                space.group(*group).map_or(0, |group| group.used.saturating_add(group.allocated));
-            let want = format_args!("none in use behind {bytes}").to_string();
-            require(busy == 0, "chunk", group, want).map_err(TreeError::Invalid)?;
-        }
+        require_idle(&handle.running().space, &beyond, bytes)?;
         replace_needed(handle.running(), &beyond, bytes)?;
         handle.running().chunks().remove_next_commit(beyond);
         handle.mark_changed();
@@ -307,6 +323,17 @@ impl Forest {
             }
         }
     }
+}
+
+/// Fails if one of the chunks that end behind the first `bytes` bytes of a device is in use.
+fn require_idle(space: &Space, beyond: &[Logical], bytes: u64) -> Result<(), TreeError> {
+    for group in beyond {
+        let busy =
+            space.group(*group).map_or(0, |group| group.used.saturating_add(group.allocated));
+        let want = format_args!("none in use behind {bytes}").to_string();
+        require(busy == 0, "chunk", group, want).map_err(TreeError::Invalid)?;
+    }
+    Ok(())
 }
 
 /// Adds chunks for each class that would lose its profile, or free space that it needs, with these

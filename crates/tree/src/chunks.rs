@@ -85,6 +85,9 @@ impl Commit<'_> {
     /// Removes the items of empty groups (law 4).
     pub(crate) fn remove_empty_chunks(&self) -> Result<(), TreeError> {
         let space = &self.running.space;
+        // The handles have returned their reservations. What their changes need of this commit may
+        // not be known to `space` since the last of them joined.
+        self.running.update_global_reserve();
         let mut removed = Vec::new();
         let mut required = std::mem::take(&mut self.running.chunks().to_remove);
         required.sort_unstable();

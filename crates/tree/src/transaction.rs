@@ -45,6 +45,7 @@ pub(crate) mod need;
 pub(crate) mod params;
 pub(crate) mod read_epochs;
 mod reserve;
+pub(crate) mod resizes;
 pub(crate) mod running;
 pub(crate) mod tree_edit;
 pub(crate) mod writable;

@@ -254,6 +254,8 @@ ranks! {
     ReadEpochs
     /// The number of threads that discard freed space.
     Discards
+    /// The resizes of devices that are in progress.
+    Resizes
     /// A shard of the tree blocks that are being read.
     PendingReads
     /// Whether one tree block was read.

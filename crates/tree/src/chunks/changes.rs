@@ -5,6 +5,7 @@
 
 use crate::chunks::{block_groups, device_extents};
 use crate::error::TreeError;
+use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::refused::Refused;
 use butternut_format::units::{Logical, TreeId};
 use butternut_space::{ChunkPlan, Class, Group, Space, excluded_ranges};
@@ -46,16 +47,16 @@ impl Chunks {
         self.is_resized = true;
     }
 
-    /// Adds a chunk of a class to the volume and to `space`. Returns `false` if the devices lack
-    /// the space.
+    /// Adds a chunk of a class to the volume and to `space`, where `plan` places it. Returns `false`
+    /// if the devices lack the space.
     pub(crate) fn add(
         &mut self,
         volume: &Volume,
         space: &Space,
         class: Class,
+        plan: impl FnOnce(&Space, BlockGroupFlags) -> Option<ChunkPlan>,
     ) -> Result<bool, TreeError> {
-        let flags = space.next_chunk_flags(class);
-        let Some(plan) = space.plan_chunk(class, flags, 0) else { return Ok(false) };
+        let Some(plan) = plan(space, space.next_chunk_flags(class)) else { return Ok(false) };
         install(volume, space, &plan)?;
         self.pending.push(plan);
         Ok(true)

@@ -432,4 +432,6 @@ impl Commit<'_> {
 #[cfg(test)]
 mod edit_tests;
 #[cfg(test)]
+mod resize_tests;
+#[cfg(test)]
 mod tests;

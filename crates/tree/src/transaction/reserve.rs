@@ -8,6 +8,7 @@
 //!  |   |    removes empty groups of another class                  |
 //!  |   +--> wait for readers and begin again, if space is pinned --+
 //!  |   +--> wait for a thread that discards freed space -----------+
+//!  |   +--> wait for another thread that resizes a device ---------+
 //!  |   +--> try again, if another thread returned space meanwhile -+
 //!  |   +--> no space                                               |
 //!  +---------------------------------------------------------------+
@@ -27,8 +28,9 @@
 //!
 //! 1. A caller holds no handle, because a commit waits until no handle is open.
 //! 2. Space that another thread held for a moment is no reason to fail: a member returns its
-//!    reservation before it ends, and a thread that discards is counted. So when a reservation is
-//!    about to fail, space that others held during the last attempt is waited for, or has returned.
+//!    reservation before it ends, and a thread that discards is counted, as is one that resizes a
+//!    device. So when a reservation is about to fail, space that others held during the last attempt
+//!    is waited for, or has returned.
 
 use crate::error::TreeError;
 use crate::forest::Forest;
@@ -108,7 +110,8 @@ impl Forest {
             if is_early || !time_left.is_zero() {
                 waited = running.discards.wait_for_one();
             }
-            if waited.is_none() && !(is_early && running.space.has_returned(&no_space)) {
+            let may_have_returned = waited.is_some() || running.resizes.wait_for_another(time_left);
+            if !may_have_returned && !(is_early && running.space.has_returned(&no_space)) {
                 return Err(TreeError::NoSpace { bytes: no_space.bytes });
             }
             retries += 1;

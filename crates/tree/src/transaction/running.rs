@@ -32,7 +32,9 @@ use crate::transaction::global_reserve::{COW_BLOCKS_PER_REFERENCE, GlobalReserve
 use crate::transaction::need::{Need, ReservationLevel};
 use crate::transaction::params::VolumeParams;
 use crate::transaction::read_epochs::ReadEpochs;
+use crate::transaction::resizes::Resizes;
 use crate::tree::Tree;
+use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::extent::{EXTENT_FLAG_FULL_BACKREF, Extent};
 use butternut_format::feature::Feature;
 use butternut_format::inode::Time;
@@ -43,7 +45,8 @@ use butternut_format::root::RawRootItem;
 use butternut_format::super_block::RawSuperBlock;
 use butternut_format::units::{Generation, Logical, TreeId, length};
 use butternut_space::{
-    AllocationRequest, Class, Cluster, ExtentChange, NoSpace, Reservation, Space, SpaceOptions,
+    AllocationRequest, ChunkPlan, Class, Cluster, ExtentChange, NoSpace, Reservation, Space,
+    SpaceOptions,
 };
 use butternut_sys::lock::{Mutex, MutexGuard, RwLock, rank};
 use std::collections::HashMap;
@@ -116,6 +119,7 @@ pub(crate) struct Running {
     super_block: Mutex<RawSuperBlock, rank::NextSuperBlock>,
     pub(crate) read_epochs: Arc<ReadEpochs>,
     pub(crate) discards: Arc<Discards>,
+    pub(crate) resizes: Resizes,
     /// Held during a commit (law 5 of `commit`). Whether commits have ended.
     pub(crate) committing: Mutex<bool, rank::Commit>,
 }
@@ -170,6 +174,7 @@ impl Running {
             super_block: Mutex::new(*super_block.raw()),
             read_epochs,
             discards,
+            resizes: Resizes::default(),
             committing: Mutex::default(),
             params,
         };
@@ -442,7 +447,7 @@ impl Running {
         let class = if is_system { Class::System } else { Class::Metadata };
         let want = AllocationRequest::node(self.params.node_bytes, cluster(tree));
         let mut found = self.space.allocate(class, want);
-        if found.is_none() && self.add_chunk(class) {
+        if found.is_none() && (self.add_chunk(class) || self.add_chunk_beyond_next_ends(class)) {
             found = self.space.allocate(class, want);
         }
         let bytes = u64::from(self.params.node_bytes);
@@ -452,10 +457,26 @@ impl Running {
     /// Adds a chunk of a class. Returns `false` if the devices lack the space. The caller is a
     /// member of the running transaction, or its commit.
     pub(crate) fn add_chunk(&self, class: Class) -> bool {
+        self.add_planned_chunk(class, |space, flags| space.plan_chunk(class, flags, 0))
+    }
+
+    /// Adds a chunk like [`Self::add_chunk`], also behind the end that a resize in progress will
+    /// give a device: without it, the commit would fail. The resize fails instead.
+    fn add_chunk_beyond_next_ends(&self, class: Class) -> bool {
+        self.add_planned_chunk(class, |space, flags| {
+            space.plan_chunk_beyond_next_ends(class, flags)
+        })
+    }
+
+    fn add_planned_chunk(
+        &self,
+        class: Class,
+        plan: impl FnOnce(&Space, BlockGroupFlags) -> Option<ChunkPlan>,
+    ) -> bool {
         // Before any of its space can be allocated.
         self.new_chunk.fetch_max(self.gate.generation().0, Ordering::SeqCst);
         let mut chunks = self.chunks();
-        match chunks.add(self.blocks.volume(), &self.space, class) {
+        match chunks.add(self.blocks.volume(), &self.space, class, plan) {
             Ok(is_added) => {
                 if is_added {
                     self.gate.mark_changed();

@@ -2,6 +2,7 @@
 //! system chunks, and panics under locks.
 
 use crate::references::RECORDS_MAX;
+use crate::transaction::commit::context::Commit;
 use crate::transaction::running::Running;
 use crate::{Forest, ForestOptions, Need, ReservationLevel, TreeError};
 use butternut_device::{Device, MemoryDevice};
@@ -344,6 +345,39 @@ fn a_commit_leaves_one_of_two_empty_groups_to_a_class_that_needs_it() {
     forest.commit().expect("a commit");
     let free = space.totals(Class::Metadata).free;
     assert!(free >= size / 2, "{free} bytes are left free, a group has {size}");
+}
+
+/// Law 4 of `chunks`, where the references were queued after the last handle has joined.
+#[test]
+fn a_commit_keeps_a_group_that_a_resize_removes_and_its_own_changes_need() {
+    let device = fresh(1 << 30);
+    let forest = open(&device);
+    let running = forest.running().expect("writable");
+    let (space, node) = (&running.space, u64::from(running.params.node_bytes));
+    let handle = forest.join(Need::items(4)).expect("space");
+    while space.totals(Class::Metadata).free > 2 << 20 {
+        let request = AllocationRequest::node(running.params.node_bytes, Cluster(9));
+        space.allocate(Class::Metadata, request).expect("a free block");
+    }
+    assert!(running.add_chunk(Class::Metadata));
+    drop(handle);
+    forest.commit().expect("a commit that writes the chunk");
+    let is_empty =
+        |group: &&GroupStatus| Class::of(group.flags) == Class::Metadata && group.used == 0;
+    let empty = space.groups().iter().find(is_empty).expect("the new group").start;
+    running.chunks().remove_next_commit(vec![empty]);
+    running.global_reserve.commit_trees.store(1 << 40, std::sync::atomic::Ordering::Relaxed);
+    for number in 0..(4 << 20) / node {
+        let at = Logical((1 << 50) + number * node);
+        running.change_data(at, node, crate::references::Ref::Shared(Logical(1 << 45)), 1);
+    }
+    let commit = Commit { running, generation: running.gate.generation() };
+    commit.remove_empty_chunks().expect("no items change");
+    assert!(space.group(empty).is_some(), "the commit needs its free space");
+    running.references().take();
+    running.chunks().remove_next_commit(vec![empty]);
+    commit.remove_empty_chunks().expect("the items of the group");
+    assert!(space.group(empty).is_none());
 }
 
 /// The size of the volume is the sum of its devices', also after resizes by many threads.
