@@ -276,10 +276,12 @@ fn apply_to_trees(
 fn change_trees(handle: &Handle, rows: &mut [TreeEdit<'_, '_>]) -> Result<(), FileError> {
     let mut changes: Vec<(TreeId, Change)> = Vec::new();
     let mut old_ends: Vec<(TreeId, Key)> = Vec::new();
-    for row in &mut *rows {
+    // An item that cannot be read fails the transaction before the caller of any row takes its own
+    // for written.
+    let old = rows.iter().map(|row| row.file.inode()).collect::<Result<Vec<_>, _>>()?;
+    for (row, old) in rows.iter_mut().zip(old) {
         row.edit.features.iter().for_each(|feature| handle.add_feature(*feature));
         let (tree, ino) = (row.file.tree_id(), row.file.ino());
-        let old = row.file.inode()?;
         let mut inode = row.edit.inode(&old, handle.generation());
         old_ends.extend(grown_from(&old, &inode).map(|at| {
             // The log must have what follows the old end (law 4), also where that is a hole.
