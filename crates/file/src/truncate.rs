@@ -6,8 +6,9 @@
 //!    its last block is zeroed. As every write, these zeroes can be lost if the device fails to
 //!    write them back, which is recorded; then the old bytes of that block are back.
 //! 2. Truncation to a smaller size succeeds on a full volume.
-//! 3. A long file is cut from its end, in steps that a transaction can reserve for. Each step
-//!    leaves the file as a truncation to another size would.
+//! 3. A long file is cut from its end, in steps that a transaction can reserve for: smaller ones
+//!    where the volume is too full for a whole one. Each step leaves the file as a truncation to
+//!    another size would.
 //! 4. In each step, nothing is dropped from memory before the edit of the tree has succeeded (law 4
 //!    of [`crate::fallocate`]).
 
@@ -23,8 +24,9 @@ use butternut_sys::wait::Wait;
 use butternut_tree::ReservationLevel;
 use std::iter::once;
 
-/// Items that one step drops (law 3).
+/// Items that one step drops (law 3), and the factor by which one without space is smaller.
 pub(crate) const STEP_ITEMS: usize = 256;
+const STEP_DIVISOR: usize = 4;
 
 impl FileState {
     /// Sets the size. Data after it is dropped; new bytes read as zeroes.
@@ -121,9 +123,27 @@ impl FileState {
         cut_to: u64,
         update: InodeUpdate<'_>,
     ) -> Result<Option<u64>, FileError> {
+        let mut items_max = STEP_ITEMS;
+        loop {
+            match self.drop_items(size, cut_to, items_max, update) {
+                // A step without space has changed nothing.
+                Err(error) if error.is_no_space() && items_max > 1 => items_max /= STEP_DIVISOR,
+                dropped => return dropped,
+            }
+        }
+    }
+
+    /// As [`Self::drop_step`], for up to `items_max` items.
+    fn drop_items(
+        &mut self,
+        size: u64,
+        cut_to: u64,
+        items_max: usize,
+        update: InodeUpdate<'_>,
+    ) -> Result<Option<u64>, FileError> {
         let end = size.next_multiple_of(SECTOR_BYTES);
-        let last = items::last(&self.view, end, STEP_ITEMS)?;
-        let is_whole = last.len() < STEP_ITEMS;
+        let last = items::last(&self.view, end, items_max)?;
+        let is_whole = last.len() < items_max;
         let first = last.first().map_or(end, |item| item.start.max(end));
         let (start, new_size) =
             if is_whole { (end, size) } else { (first, self.size().min(first)) };

@@ -16,7 +16,7 @@
 
 use crate::class::Class;
 use crate::error::NoSpace;
-use crate::state::{Space, State};
+use crate::state::{Pool, Space, State};
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::fmt;
 use std::sync::Arc;
@@ -34,16 +34,17 @@ impl Space {
     /// # Errors
     /// Too few bytes are free; the error says what could free more.
     pub fn reserve(&self, class: Class, bytes: u64) -> Result<Reservation, NoSpace> {
-        self.reserve_above(class, bytes, |global_reserve| global_reserve)
+        self.reserve_above(class, bytes, |pool| pool.global_reserve)
     }
 
     /// Reserves bytes for a deletion, which frees space in the end: it may use half of the global
-    /// reserve. The other half is left for the commit, without which nothing is freed.
+    /// reserve, and all of it but an eighth of the class. The rest is left for the commit, without
+    /// which nothing is freed.
     ///
     /// # Errors
     /// Too few bytes are free; the error says what could free more.
     pub fn reserve_for_deletion(&self, class: Class, bytes: u64) -> Result<Reservation, NoSpace> {
-        self.reserve_above(class, bytes, |global_reserve| global_reserve / 2)
+        self.reserve_above(class, bytes, |pool| (pool.global_reserve / 2).min(pool.bytes / 8))
     }
 
     /// Reserves bytes for changes that other reservations already cover, which end with these
@@ -53,7 +54,7 @@ impl Space {
     /// # Errors
     /// Too few bytes are free; the error says what could free more.
     pub fn reserve_prereserved(&self, class: Class, bytes: u64) -> Result<Reservation, NoSpace> {
-        self.reserve_above(class, bytes, |global_reserve| global_reserve / 4)
+        self.reserve_above(class, bytes, |pool| (pool.global_reserve / 4).min(pool.bytes / 16))
     }
 
     /// Sets the global reserve of a class, which ordinary reservations leave alone, and the commit
@@ -65,15 +66,23 @@ impl Space {
         state.count_return();
     }
 
+    /// Whether a class has the free bytes that its reservations and its commit reserve stand for. A
+    /// commit reserve that was raised after they were granted may lack some.
+    pub fn covers_commit_reserve(&self, class: Class) -> bool {
+        let state = self.lock();
+        let pool = state.pool_ref(class);
+        pool.free >= pool.reserved.saturating_add(pool.commit_reserve)
+    }
+
     fn reserve_above(
         &self,
         class: Class,
         bytes: u64,
-        left_alone: impl FnOnce(u64) -> u64,
+        left_alone: impl FnOnce(&Pool) -> u64,
     ) -> Result<Reservation, NoSpace> {
         let mut state = self.lock();
         let pool = state.pool_mut(class);
-        let left_alone = left_alone(pool.global_reserve).max(pool.commit_reserve);
+        let left_alone = left_alone(pool).max(pool.commit_reserve);
         let reserved = pool.reserved.checked_add(bytes);
         let needed = reserved.and_then(|reserved| reserved.checked_add(left_alone));
         if needed.is_some_and(|needed| needed <= pool.free) || bytes == 0 {

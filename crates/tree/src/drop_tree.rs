@@ -18,6 +18,9 @@
 //! 3. What a step reads, it reads before it changes a reference: a step that fails has changed
 //!    nothing, and the steps before it are kept.
 //! 4. A deleted tree is not edited, and its blocks are in the last commit.
+//! 5. A part drops no more references than the commit has space for: on a full volume it ends
+//!    before the leaf whose references would be too many. A part that can drop nothing fails, and
+//!    the commit of the parts before it frees space for the next.
 //!
 //! Left to others: when it is allowed (`fs`), and the items that name the tree.
 
@@ -31,11 +34,12 @@ use crate::references::children::{change_child_refs, children};
 use crate::references::{Content, Ref, Referrer, corrupt};
 use crate::search::{child, covering_slot, no_child};
 use crate::transaction::Handle;
+use crate::transaction::global_reserve::{COW_BLOCKS_PER_REFERENCE, REFERENCES_PER_PART};
 use crate::transaction::running::{BlockRefs, Running};
 use butternut_format::key::{Key, RawKey};
 use butternut_format::node::Expected;
 use butternut_format::refused::{Refused, require};
-use butternut_format::units::{Generation, TreeId};
+use butternut_format::units::{Generation, TreeId, length};
 use std::sync::Arc;
 
 /// Whether anything of a deleted tree is left.
@@ -46,9 +50,6 @@ pub enum Dropped {
     /// [`Handle::forget_tree`].
     Whole,
 }
-
-/// References that one part may change before it ends.
-const REFERENCES_PER_PART: usize = 1024;
 
 /// A node on the path to the progress, and the next of its children.
 struct Step {
@@ -64,6 +65,7 @@ struct Step {
 
 /// One part of a deletion.
 struct Deletion<'a> {
+    handle: &'a Handle,
     running: &'a Running,
     tree: TreeId,
     /// Blocks that are not newer belong to the source of this snapshot.
@@ -73,14 +75,17 @@ struct Deletion<'a> {
     converted: Converted,
     /// Blocks and references that may still be handled in this part.
     blocks_left: usize,
-    references_left: usize,
+    references_left: u64,
+    /// The references that come next, if the commit lacks the space for them (law 5).
+    uncovered: Option<u64>,
 }
 
 impl Handle {
     /// Deletes up to about `blocks` blocks of a tree (law 4), fewer if they have many children.
     ///
     /// # Errors
-    /// The tree is not deleted; a block cannot be read, or contradicts its references.
+    /// The tree is not deleted; a block cannot be read, or contradicts its references;
+    /// [`TreeError::NoSpace`] if nothing can be deleted before a commit (law 5).
     pub fn drop_tree(&self, id: TreeId, blocks: usize) -> Result<Dropped, TreeError> {
         let running = self.running();
         let tree = running.tree(id)?.ok_or(TreeError::NoTree { tree: id })?;
@@ -93,6 +98,7 @@ impl Handle {
         };
         let record = record.ok_or(TreeError::NoTree { tree: id })?;
         let mut deletion = Deletion {
+            handle: self,
             running,
             tree: id,
             created: Generation(record.key.offset),
@@ -100,6 +106,7 @@ impl Handle {
             converted,
             blocks_left: blocks.max(1),
             references_left: REFERENCES_PER_PART,
+            uncovered: None,
         };
         let progress = Key::from(&record.raw.drop_progress);
         deletion.resume(&root, progress, record.raw.drop_level)?;
@@ -112,7 +119,7 @@ impl Handle {
         }
         // A deletion that cannot go on causes no commit.
         if (deletion.progress(), deletion.converted) == begin {
-            return result.map(|()| Dropped::Part);
+            return result.and(deletion.check_covered().map(|()| Dropped::Part));
         }
         self.mark_changed();
         // A commit makes room for the groups that include the subvolume.
@@ -202,6 +209,7 @@ impl Deletion<'_> {
             let found = self.refs(root)?;
             require_alone(root, &found)?;
             let dropped = self.drop_leaf(root, &found, Ref::Tree(self.tree))?;
+            self.check_covered()?;
             let want = "references of this tree alone";
             let refused = || Refused::new("root", "references that change", want);
             return dropped.ok_or_else(|| corrupt(root.logical, refused()));
@@ -241,10 +249,15 @@ impl Deletion<'_> {
         }
         self.blocks_left = self.blocks_left.saturating_sub(1);
         let is_dropped = if found.refs > 1 {
+            if !self.covers(1) {
+                return Ok(());
+            }
             let (bytes, content) = (self.node_bytes(), Content::block(next.level, next.first_key));
-            self.running.change_found_refs(next.logical, &found, |references| {
+            let dropped = self.running.change_found_refs(next.logical, &found, |references| {
                 references.change(next.logical, bytes.into(), content, by, -1);
-            })
+            });
+            self.spend(1);
+            dropped
         } else if next.level > 0 {
             let block = self.read(&next)?;
             let referrer = self.referrer(&next, &found);
@@ -264,7 +277,24 @@ impl Deletion<'_> {
         self.running.params.node_bytes
     }
 
-    fn spend(&mut self, references: usize) {
+    /// Returns whether the commit has the space for these references (law 5). The part ends if not.
+    fn covers(&mut self, references: u64) -> bool {
+        let is_covered = self.handle.covers_references(references);
+        if !is_covered {
+            self.uncovered = Some(references);
+        }
+        is_covered
+    }
+
+    /// Fails if the commit lacks the space for the references that come next.
+    fn check_covered(&self) -> Result<(), TreeError> {
+        let Some(references) = self.uncovered else { return Ok(()) };
+        let blocks = references.saturating_mul(COW_BLOCKS_PER_REFERENCE);
+        Err(TreeError::NoSpace { bytes: blocks.saturating_mul(self.node_bytes().into()) })
+    }
+
+    fn spend(&mut self, references: u64) {
+        self.handle.spend_references(references);
         self.references_left = self.references_left.saturating_sub(references);
     }
 
@@ -279,12 +309,17 @@ impl Deletion<'_> {
         let children = children(self.tree, &block)?;
         let (bytes, referrer) = (self.node_bytes(), self.referrer(leaf, found));
         let content = Content::block(leaf.level, block.key(0));
-        self.spend(children.len());
-        Ok(self.running.change_found_refs(leaf.logical, found, |references| {
+        let count = length(children.len()).saturating_add(1);
+        if !self.covers(count) {
+            return Ok(None);
+        }
+        let dropped = self.running.change_found_refs(leaf.logical, found, |references| {
             change_child_refs(references, bytes, &children, referrer, -1);
             references.change(leaf.logical, bytes.into(), content, by, -1);
             references.note_dropped_block(&block, true);
-        }))
+        });
+        self.spend(count);
+        Ok(dropped)
     }
 
     /// Gives the subtree of a shared block full back references, if this tree owns it (law 2).
@@ -325,7 +360,10 @@ impl Deletion<'_> {
             return Ok(false);
         }
         let children = children(self.tree, &block)?;
-        self.spend(children.len().saturating_mul(2));
+        let count = length(children.len()).saturating_mul(2).saturating_add(1);
+        if !self.covers(count) {
+            return Ok(false);
+        }
         let (at, bytes) = (block.logical(), self.node_bytes());
         let content = Content::block(block.level(), block.key(0));
         let converted = self.running.change_found_refs(at, &found, |references| {
@@ -333,6 +371,7 @@ impl Deletion<'_> {
             change_child_refs(references, bytes, &children, Referrer::Tree(self.tree), -1);
             references.set_full_backref(at, bytes.into(), content);
         });
+        self.spend(count);
         // If its references have changed, it is looked at again.
         Ok(converted.is_some() && self.pass(end))
     }
@@ -345,7 +384,7 @@ impl Deletion<'_> {
     }
 
     fn is_part_done(&self) -> bool {
-        self.blocks_left == 0 || self.references_left == 0
+        self.blocks_left == 0 || self.references_left == 0 || self.uncovered.is_some()
     }
 }
 

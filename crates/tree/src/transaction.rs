@@ -87,6 +87,8 @@ pub struct Handle {
     generation: Generation,
     /// Held until the handle is dropped. The blocks of the changes are allocated beside it.
     reservation: Reservation,
+    /// References that the commit reserve covers and that the handle has not added or dropped yet.
+    expected_references: Cell<u64>,
     is_changed: Cell<bool>,
     watch: PanicState,
     _mark: Mark<rank::Handle>,
@@ -114,8 +116,17 @@ impl Forest {
             }
             Ok(reservation.map(|reservation| {
                 let (forest, is_changed) = (Arc::clone(self), Cell::new(false));
-                let watch = PanicState::now();
-                Handle { forest, generation, reservation, is_changed, watch, _mark: mark }
+                let (watch, expected_references) = (PanicState::now(), need.references);
+                let expected_references = Cell::new(expected_references.into());
+                Handle {
+                    forest,
+                    generation,
+                    reservation,
+                    expected_references,
+                    is_changed,
+                    watch,
+                    _mark: mark,
+                }
             }))
         })
     }
@@ -151,6 +162,7 @@ impl Drop for Handle {
             if self.is_changed.get() {
                 running.gate.mark_changed();
             }
+            running.forget_expected_references(self.expected_references.get());
             // Before it ends: a thread without space looks for members first (law 2 of `reserve`).
             self.reservation.release();
             running.gate.end();
@@ -192,5 +204,24 @@ impl Handle {
 
     pub(crate) fn mark_changed(&self) {
         self.is_changed.set(true);
+    }
+
+    /// Returns whether the commit has the space for a number of references that the handle is about
+    /// to add or drop, beside those of the changes before. Does not wait.
+    pub(crate) fn covers_references(&self, references: u64) -> bool {
+        let have = self.expected_references.get();
+        let more = references.saturating_sub(have);
+        if more > 0 && !self.running().expect_covered_references(more) {
+            return false;
+        }
+        self.expected_references.set(have.saturating_add(more));
+        true
+    }
+
+    /// Records that the handle has added or dropped so many of the references that are covered.
+    pub(crate) fn spend_references(&self, references: u64) {
+        let spent = references.min(self.expected_references.get());
+        self.expected_references.set(self.expected_references.get().saturating_sub(spent));
+        self.running().forget_expected_references(spent);
     }
 }

@@ -266,10 +266,17 @@ fn apply_to_trees(
         forest.fail_after_panic();
     }
     let items = rows.iter().fold(0_u32, |sum, row| sum.saturating_add(row.edit.items()));
-    let handle = forest.join(Need { level, ..Need::items(items) })?;
+    // What a merge drops is covered by the reservations of the writes.
+    let references = if level == ReservationLevel::Deletion { references_of(rows) } else { 0 };
+    let handle = forest.join(Need { level, ..Need::items(items).references(references) })?;
     let generation = handle.generation();
     change_trees(&handle, rows)?;
     Ok(Some(generation))
+}
+
+fn references_of(rows: &[TreeEdit<'_, '_>]) -> u32 {
+    let count = rows.iter().map(|row| row.edit.references.len()).fold(0, usize::saturating_add);
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// Changes the trees (law 3).

@@ -14,7 +14,7 @@ use crate::write_state::WriteState;
 use crate::{Error, Filesystem, Result, TOP_LEVEL};
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
-use butternut_tree::{Dropped, Need};
+use butternut_tree::{Dropped, Handle, Need, TreeError};
 use std::time::Duration;
 
 /// Blocks that one step frees or looks at.
@@ -22,6 +22,9 @@ const BLOCKS_PER_STEP: usize = 64;
 
 /// Items that a step may change: the root item, and the orphan item.
 const ITEMS_OF_STEP: u32 = 4;
+
+/// References that a step may drop where there is space for their commit. Fewer where there is not.
+const REFERENCES_OF_STEP: u32 = 1024;
 
 /// Pause before a caller that waits for the cleaner is asked whether it still waits.
 const WAIT_STEP: Duration = Duration::from_millis(100);
@@ -150,7 +153,7 @@ impl Filesystem {
             // As in the kernel, an orphan item of a subvolume that is in use means nothing.
             return Ok(true);
         }
-        let mut is_unused = false;
+        let (mut is_unused, mut has_committed) = (false, false);
         while goes_on() {
             // A deletion excludes operations that write until no tree of it can be found.
             let writing = self.begin()?;
@@ -158,8 +161,18 @@ impl Filesystem {
             if !is_unused {
                 return Ok(false);
             }
-            let handle = self.forest().join(Need::items(ITEMS_OF_STEP).deleting())?;
-            let dropped = handle.drop_tree(id, BLOCKS_PER_STEP)?;
+            let handle = self.join_step()?;
+            let dropped = match handle.drop_tree(id, BLOCKS_PER_STEP) {
+                // The commit frees the space that the steps before hold.
+                Err(TreeError::NoSpace { .. }) if !has_committed => {
+                    drop((handle, writing));
+                    self.forest().commit()?;
+                    has_committed = true;
+                    continue;
+                }
+                dropped => dropped?,
+            };
+            has_committed = false;
             if dropped == Dropped::Whole {
                 let roots = handle.tree(TreeId::ROOT)?;
                 let removed = roots.remove(&key).map_err(names::NamesError::from);
@@ -176,5 +189,15 @@ impl Filesystem {
             }
         }
         Ok(false)
+    }
+
+    /// Joins the running transaction for a step. On a full volume, that commits the steps before;
+    /// the step then ends where the space for its commit does.
+    fn join_step(&self) -> Result<Handle> {
+        let need = Need::items(ITEMS_OF_STEP).deleting();
+        match self.forest().join(need.references(REFERENCES_OF_STEP)) {
+            Err(TreeError::NoSpace { .. }) => Ok(self.forest().join(need)?),
+            joined => Ok(joined?),
+        }
     }
 }

@@ -20,6 +20,7 @@ mod defragment;
 mod device_failures;
 mod end_writes;
 mod freed_leaves;
+mod full_drops;
 mod hostile_chunks;
 mod hostile_entries;
 mod hostile_generation;

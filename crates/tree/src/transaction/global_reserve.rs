@@ -10,13 +10,15 @@
 //!
 //! 1. No handle joins without as much free space as the commit of the changes so far may need, at
 //!    any level. So a commit finds its space on a full volume, too: a handle without space commits
-//!    first.
+//!    first. A handle that may drop many references says how many, and they count from its join on.
 //! 2. A commit writes a root item for each tree whose root or size has changed, subvolumes
 //!    included, and copies a leaf of the root tree for each, with the path to it. Each is counted
 //!    at the first change of its tree. Until the next handle joins, the reservation of the handle
 //!    that made that change covers it. Nearly every counted tree has a dirty block, and the bytes
 //!    of dirty blocks are bounded, so the count is, too.
 //! 3. Setting the reserves reads no block: a commit that is durable cannot fail here.
+//! 4. Growth ends while a deletion still finds its space: that of its handle, and the commit's
+//!    copies of all leaves that its references may change.
 //!
 //! Left to others: what handles reserve (`running`), how deep each level reaches
 //! ([`butternut_space::Reservation`]).
@@ -45,6 +47,10 @@ const COMMIT_TREES: [TreeId; 7] = [
 const RESERVE_BYTES_MAX: u64 = 512 << 20;
 const RESERVE_NODES_MIN: u64 = 160;
 
+/// References that one part of a deletion drops, and the nodes that its handle may reserve (law 4).
+pub(crate) const REFERENCES_PER_PART: u64 = 1024;
+const DELETION_NODES_MAX: u64 = 128;
+
 /// Bytes that one delayed reference may add to the trees of a commit; and the granularity of the
 /// reserve that follows from it.
 const RESERVE_BYTES_PER_REFERENCE: u64 = 256;
@@ -66,6 +72,8 @@ pub(crate) struct GlobalReserve {
     update: Mutex<(), rank::GlobalReserve>,
     /// The size of the trees that a commit changes, as of the last one, in bytes.
     pub(crate) commit_trees: AtomicU64,
+    /// References that the open handles may still add or drop (law 1).
+    expected_references: AtomicU64,
     /// The number of trees whose root item the next commit writes (law 2).
     stale_root_items: AtomicU64,
     /// The level of the root of the root tree, as of the last commit.
@@ -120,9 +128,37 @@ impl Running {
         let reserve_min = node.saturating_mul(RESERVE_NODES_MIN);
         let total = self.space.totals(Class::Metadata).bytes;
         self.global_reserve.commit_trees.store(bytes, Ordering::Relaxed);
-        let bytes = bytes.saturating_mul(2).clamp(reserve_min, RESERVE_BYTES_MAX).min(total / 4);
+        let limit = (total / 4).max(deletion_bytes(bytes, node, total));
+        let bytes = bytes.saturating_mul(2).clamp(reserve_min, RESERVE_BYTES_MAX).min(limit);
         self.global_reserve.base.store(bytes, Ordering::Relaxed);
         self.update_global_reserve();
+    }
+
+    /// Counts references that a handle may add or drop (law 1), and raises the reserves for them.
+    pub(crate) fn expect_references(&self, references: u64) {
+        if references > 0 {
+            self.global_reserve.expected_references.fetch_add(references, Ordering::Relaxed);
+        }
+        self.update_global_reserve();
+    }
+
+    /// As [`Self::expect_references`], for an open handle, if the commit has the space for them.
+    /// Returns whether it has; if not, they are not counted.
+    pub(crate) fn expect_covered_references(&self, references: u64) -> bool {
+        self.expect_references(references);
+        let is_covered = self.space.covers_commit_reserve(Class::Metadata);
+        if !is_covered {
+            self.forget_expected_references(references);
+            self.update_global_reserve();
+        }
+        is_covered
+    }
+
+    /// Ends the count of references that a handle has added or dropped, or that it will not.
+    pub(crate) fn forget_expected_references(&self, references: u64) {
+        if references > 0 {
+            self.global_reserve.expected_references.fetch_sub(references, Ordering::Relaxed);
+        }
     }
 
     /// Raises the reserves with each delayed reference, pending checksum and stale root item, since
@@ -150,13 +186,15 @@ impl Running {
 
     /// Returns the global reserve and the commit reserve that the running transaction needs now.
     fn reserves(&self) -> (u64, u64) {
-        let pending = length(self.references().len()).saturating_mul(RESERVE_BYTES_PER_REFERENCE);
+        let expected = self.global_reserve.expected_references.load(Ordering::Relaxed);
+        let references = length(self.references().len()).saturating_add(expected);
+        let pending = references.saturating_mul(RESERVE_BYTES_PER_REFERENCE);
         let pending = pending.saturating_add(self.pending_checksums().bytes().saturating_mul(2));
         let pending = pending - pending % RESERVE_STEP;
         let roots = self.root_items_bytes();
         let base = self.global_reserve.base.load(Ordering::Relaxed);
         let global_reserve = base.saturating_add(pending).saturating_add(roots);
-        (global_reserve, self.commit_reserve_bytes(pending, roots))
+        (global_reserve, self.commit_reserve_bytes(references, pending, roots))
     }
 
     /// Returns the bytes that root items may cost in the commit (law 2).
@@ -170,13 +208,20 @@ impl Running {
     /// extent tree and one of another tree, but no more leaves than those trees have; `pending`
     /// bytes of new items; and `roots` bytes for root items. That bounds the delayed references on
     /// a full volume (law 1).
-    fn commit_reserve_bytes(&self, pending: u64, roots: u64) -> u64 {
+    fn commit_reserve_bytes(&self, references: u64, pending: u64, roots: u64) -> u64 {
         let node = u64::from(self.params.node_bytes);
-        let references = length(self.references().len());
         let copies = references.saturating_mul(node.saturating_mul(COW_BLOCKS_PER_REFERENCE));
         let copies = copies.min(self.global_reserve.commit_trees.load(Ordering::Relaxed));
         let copies = copies.saturating_add(roots);
         let copies = copies.checked_next_multiple_of(RESERVE_STEP).unwrap_or(copies);
         copies.saturating_add(pending)
     }
+}
+
+/// Returns the bytes that law 4 leaves to deletions, where `trees` bytes are the trees of a commit
+/// and `total` those of all metadata.
+fn deletion_bytes(trees: u64, node: u64, total: u64) -> u64 {
+    let leaves = REFERENCES_PER_PART.saturating_mul(COW_BLOCKS_PER_REFERENCE);
+    let copies = trees.min(leaves.saturating_mul(node));
+    copies.saturating_add(DELETION_NODES_MAX.saturating_mul(node).min(total / 8))
 }

@@ -9,6 +9,9 @@ pub struct Need {
     /// Whether the blocks that the changes may add are charged to the quota of a subvolume. Those
     /// of changes that remove items, or change them in place, are not.
     pub is_charged: bool,
+    /// The most references to extents that the changes may add or drop, if they may be many. The
+    /// commit may copy leaves for each of them, which the reservation for the items leaves out.
+    pub references: u32,
 }
 
 /// How deep into the global reserve a handle's reservation may reach.
@@ -25,13 +28,19 @@ pub enum ReservationLevel {
 impl Need {
     /// Returns the need of changes to up to `items` items, at the normal level.
     pub fn items(items: u32) -> Self {
-        Self { items, level: ReservationLevel::Normal, is_charged: true }
+        Self { items, level: ReservationLevel::Normal, is_charged: true, references: 0 }
     }
 
     /// Raises the level for changes that free space in the end.
     #[must_use]
     pub fn deleting(self) -> Self {
         Self { level: ReservationLevel::Deletion, ..self }.uncharged()
+    }
+
+    /// Adds references to extents.
+    #[must_use]
+    pub fn references(self, references: u32) -> Self {
+        Self { references, ..self }
     }
 
     /// Leaves the changes out of quotas.

@@ -411,13 +411,18 @@ impl Running {
 
     /// Reserves the space that changing `need.items` items may cost.
     pub(crate) fn reserve_items(&self, need: Need) -> Result<Reservation, NoSpace> {
-        self.update_global_reserve();
+        self.expect_references(need.references.into());
         let bytes = self.items_bytes(need);
-        match need.level {
+        let reserved = match need.level {
             ReservationLevel::Normal => self.space.reserve(Class::Metadata, bytes),
             ReservationLevel::Deletion => self.space.reserve_for_deletion(Class::Metadata, bytes),
             ReservationLevel::Prereserved => self.space.reserve_prereserved(Class::Metadata, bytes),
+        };
+        if reserved.is_err() {
+            self.forget_expected_references(need.references.into());
+            self.update_global_reserve();
         }
+        reserved
     }
 
     /// Returns what a number of changes inside a commit may cost, in bytes of metadata: of each,
