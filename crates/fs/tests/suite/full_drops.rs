@@ -36,7 +36,7 @@ fn allocate_for_data(fs: &Filesystem, dir: FileId) {
     let count = fill(|number| {
         let name = &names[usize::try_from(number).unwrap()];
         let id = fs.create(dir, name.as_bytes(), &new(0o644))?;
-        fs.open_file(id)?.write_at(0, &[7; 1 << 20]).map(drop)
+        fs.open_file(id)?.write_at(0, &vec![7; 1 << 20]).map(drop)
     });
     fs.sync().unwrap();
     // A file in each group keeps it.

@@ -110,8 +110,10 @@ impl Forest {
             if is_early || !time_left.is_zero() {
                 waited = running.discards.wait_for_one();
             }
-            let may_have_returned = waited.is_some() || running.resizes.wait_for_another(time_left);
-            if !may_have_returned && !(is_early && running.space.has_returned(&no_space)) {
+            let may_have_returned = waited.is_some()
+                || running.resizes.wait_for_another(time_left)
+                || is_early && running.space.has_returned(&no_space);
+            if !may_have_returned {
                 return Err(TreeError::NoSpace { bytes: no_space.bytes });
             }
             retries += 1;

@@ -57,7 +57,7 @@ fn a_thread_that_resizes_does_not_wait_for_itself() {
     let forest = open(&fresh(512 << 20));
     let running = forest.running().expect("writable");
     let _resizing = running.resizes.begin();
-    assert!(!running.resizes.wait_for_another(Duration::from_secs(3600)));
+    assert!(!running.resizes.wait_for_another(A_WHILE));
 }
 
 /// Reservations are estimates: a commit that needs a chunk must not fail for a resize, which may
