@@ -17,8 +17,6 @@
 //!    that made that change covers it. Nearly every counted tree has a dirty block, and the bytes
 //!    of dirty blocks are bounded, so the count is, too.
 //! 3. Setting the reserves reads no block: a commit that is durable cannot fail here.
-//! 4. Growth ends while a deletion still finds its space: that of its handle, and the commit's
-//!    copies of all leaves that its references may change.
 //!
 //! Left to others: what handles reserve (`running`), how deep each level reaches
 //! ([`butternut_space::Reservation`]).
@@ -46,10 +44,6 @@ const COMMIT_TREES: [TreeId; 7] = [
 /// Bounds of the global reserve. The upper one is that of the kernel.
 const RESERVE_BYTES_MAX: u64 = 512 << 20;
 const RESERVE_NODES_MIN: u64 = 160;
-
-/// References that one part of a deletion drops, and the nodes that its handle may reserve (law 4).
-pub(crate) const REFERENCES_PER_PART: u64 = 1024;
-const DELETION_NODES_MAX: u64 = 128;
 
 /// Bytes that one delayed reference may add to the trees of a commit; and the granularity of the
 /// reserve that follows from it.
@@ -128,8 +122,7 @@ impl Running {
         let reserve_min = node.saturating_mul(RESERVE_NODES_MIN);
         let total = self.space.totals(Class::Metadata).bytes;
         self.global_reserve.commit_trees.store(bytes, Ordering::Relaxed);
-        let limit = (total / 4).max(deletion_bytes(bytes, node, total));
-        let bytes = bytes.saturating_mul(2).clamp(reserve_min, RESERVE_BYTES_MAX).min(limit);
+        let bytes = bytes.saturating_mul(2).clamp(reserve_min, RESERVE_BYTES_MAX).min(total / 4);
         self.global_reserve.base.store(bytes, Ordering::Relaxed);
         self.update_global_reserve();
     }
@@ -216,12 +209,4 @@ impl Running {
         let copies = copies.checked_next_multiple_of(RESERVE_STEP).unwrap_or(copies);
         copies.saturating_add(pending)
     }
-}
-
-/// Returns the bytes that law 4 leaves to deletions, where `trees` bytes are the trees of a commit
-/// and `total` those of all metadata.
-fn deletion_bytes(trees: u64, node: u64, total: u64) -> u64 {
-    let leaves = REFERENCES_PER_PART.saturating_mul(COW_BLOCKS_PER_REFERENCE);
-    let copies = trees.min(leaves.saturating_mul(node));
-    copies.saturating_add(DELETION_NODES_MAX.saturating_mul(node).min(total / 8))
 }
