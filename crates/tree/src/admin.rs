@@ -7,8 +7,8 @@
 //!    class, or one whose free space the reservations and reserves of its class need, one is added
 //!    before the end first; without space for it, the change is refused, and no chunk is removed.
 //!    No chunk is added behind the new end meanwhile, unless a commit would fail without it; the
-//!    change is refused then. While that space is hidden, reservations that lack space wait. A change
-//!    that chunks in use refuse hides none.
+//!    change is refused then. While that space is hidden, reservations that lack space wait. A
+//!    change that chunks in use refuse hides none.
 //! 2. Free space is allocated while it is discarded, so that no writer uses it meanwhile. A
 //!    reservation that finds no space waits for the discard.
 //! 3. Nothing is discarded that another writer may use: not on a volume that an error has made
@@ -185,8 +185,8 @@ impl Forest {
         Ok(())
     }
 
-    /// Fails if chunks in use end behind the first `bytes` bytes of a device. Commits first, if they
-    /// seem to be in use: bytes that were freed recently are pinned until a commit.
+    /// Fails if chunks in use end behind the first `bytes` bytes of a device. Commits first, if
+    /// they seem to be in use: bytes that were freed recently are pinned until a commit.
     fn require_idle_beyond(self: &Arc<Self>, devid: DevId, bytes: u64) -> Result<(), TreeError> {
         let space = &self.running()?.space;
         let beyond = || {

@@ -351,7 +351,7 @@ fn checkpoint(filesystem: &Filesystem) -> (u64, String) {
     (filesystem.lookup(root, name.as_bytes()).unwrap().subvolume, name)
 }
 
-/// As the owner of its root directory can do on a mount, whom the stream sets.
+/// As the owner of its root directory, which the stream sets, can do on a mount.
 #[test]
 fn a_checkpoint_that_was_changed_is_not_used_and_not_deleted() {
     let begin = stream(&[Command::Subvol { path: b"one", uuid: FIRST, ctransid: 7 }]);

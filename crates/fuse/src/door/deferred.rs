@@ -108,8 +108,8 @@ impl Door {
         })
     }
 
-    /// As [`Self::reply_deferred_within`]. `answer` says whether the reply is to be sent, or another
-    /// thread sends it later.
+    /// As [`Self::reply_deferred_within`]. `answer` says whether the reply is to be sent, or
+    /// another thread sends it later.
     pub(super) fn defer_within(
         &self,
         calls: &UserCalls,

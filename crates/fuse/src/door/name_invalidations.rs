@@ -1,4 +1,4 @@
-//! [`NameInvalidations`]: what follows when the kernel has forgotten a name, or the mount has ended.
+//! [`NameInvalidations`]: what follows a name that the kernel has forgotten, or the mount's end.
 //!
 //! ```text
 //! forget_name() -------> waits ---------------------------------------------> returns

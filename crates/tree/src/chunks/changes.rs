@@ -47,8 +47,8 @@ impl Chunks {
         self.is_resized = true;
     }
 
-    /// Adds a chunk of a class to the volume and to `space`, where `plan` places it. Returns `false`
-    /// if the devices lack the space.
+    /// Adds a chunk of a class to the volume and to `space`, where `plan` places it. Returns
+    /// `false` if the devices lack the space.
     pub(crate) fn add(
         &mut self,
         volume: &Volume,
