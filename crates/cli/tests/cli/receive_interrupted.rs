@@ -86,7 +86,7 @@ fn a_signal_keeps_what_is_resumed() {
     run("btrfs", &["check", "--check-data-csum", &image].map(AsRef::as_ref));
 }
 
-/// As the owner of its root directory can do on a mount, whom the stream sets.
+/// As the owner of its root directory, which the stream sets, can do on a mount.
 #[test]
 fn a_kept_snapshot_that_was_changed_is_named_and_stays() {
     let (scratch, image) = volume();

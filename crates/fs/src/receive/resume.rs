@@ -19,10 +19,10 @@
 //!    no program sees a checkpoint while a receive makes, uses or deletes it. What an interrupted
 //!    receive has left is visible, so that it can be deleted.
 //! 6. The owner of a checkpoint's root directory, which the stream sets, can make it writable,
-//!    change it and make it read-only again. The root item then names a change after the creation, and the
-//!    checkpoint is not used. It is not deleted either, because it may have files of a user: it is
-//!    reported, and a new checkpoint after the same commands gets a number at the end of its name.
-//!    While a subvolume is made from a checkpoint, that stays as it is.
+//!    change it and make it read-only again. The root item then names a change after the creation,
+//!    and the checkpoint is not used. It is not deleted either, because it may have files of a
+//!    user: it is reported, and a new checkpoint after the same commands gets a number at the end
+//!    of its name. While a subvolume is made from a checkpoint, that stays as it is.
 //! 7. One receive at a time uses the checkpoints of a source in a directory
 //!    ([`super::in_progress`]).
 

@@ -29,8 +29,8 @@
 //! 1. A caller holds no handle, because a commit waits until no handle is open.
 //! 2. Space that another thread held for a moment is no reason to fail: a member returns its
 //!    reservation before it ends, and a thread that discards is counted, as is one that resizes
-//!    a device. So when a reservation is about to fail, space that others held during the last attempt
-//!    is waited for, or has returned.
+//!    a device. So when a reservation is about to fail, space that others held during the last
+//!    attempt is waited for, or has returned.
 
 use crate::error::TreeError;
 use crate::forest::Forest;
