@@ -51,8 +51,9 @@ pub enum Dropped {
     Whole,
 }
 
-/// References that one part may change before it ends.
-const REFERENCES_PER_PART: u64 = 1024;
+/// References that one part may change before it ends. Its handle names as many, where there is the
+/// space for their commit.
+pub const REFERENCES_PER_PART: u32 = 1024;
 
 /// A node on the path to the progress, and the next of its children.
 struct Step {
@@ -108,7 +109,7 @@ impl Handle {
             path: Vec::new(),
             converted,
             blocks_left: blocks.max(1),
-            references_left: REFERENCES_PER_PART,
+            references_left: REFERENCES_PER_PART.into(),
             uncovered: None,
         };
         let progress = Key::from(&record.raw.drop_progress);

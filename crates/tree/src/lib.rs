@@ -58,7 +58,7 @@ pub use cache::CacheCounters;
 pub use cow::change::{Alter, Change};
 pub use cursor::Cursor;
 pub use data::DATA_EXTENT_BYTES_MAX;
-pub use drop_tree::Dropped;
+pub use drop_tree::{Dropped, REFERENCES_PER_PART};
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
 pub use log::{

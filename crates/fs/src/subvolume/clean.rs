@@ -14,7 +14,7 @@ use crate::write_state::WriteState;
 use crate::{Error, Filesystem, Result, TOP_LEVEL};
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
-use butternut_tree::{Dropped, Handle, Need, TreeError};
+use butternut_tree::{Dropped, Handle, Need, REFERENCES_PER_PART, TreeError};
 use std::time::Duration;
 
 /// Blocks that one step frees or looks at.
@@ -22,9 +22,6 @@ const BLOCKS_PER_STEP: usize = 64;
 
 /// Items that a step may change: the root item, and the orphan item.
 const ITEMS_OF_STEP: u32 = 4;
-
-/// References that a step may drop where there is space for their commit. Fewer where there is not.
-const REFERENCES_OF_STEP: u32 = 1024;
 
 /// Pause before a caller that waits for the cleaner is asked whether it still waits.
 const WAIT_STEP: Duration = Duration::from_millis(100);
@@ -195,7 +192,7 @@ impl Filesystem {
     /// the step then ends where the space for its commit does.
     fn join_step(&self) -> Result<Handle> {
         let need = Need::items(ITEMS_OF_STEP).deleting();
-        match self.forest().join(need.references(REFERENCES_OF_STEP)) {
+        match self.forest().join(need.references(REFERENCES_PER_PART)) {
             Err(TreeError::NoSpace { .. }) => Ok(self.forest().join(need)?),
             joined => Ok(joined?),
         }

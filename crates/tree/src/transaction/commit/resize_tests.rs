@@ -1,9 +1,9 @@
 //! Writers and commits beside a resize that hides space of a device.
 
-use super::tests::{fresh, open, put};
+use super::tests::{fresh, open, put, take_metadata};
 use crate::{Need, TreeError};
 use butternut_format::units::DevId;
-use butternut_space::{AllocationRequest, Class, Cluster};
+use butternut_space::Class;
 use butternut_sys::wait::Wait;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -71,13 +71,7 @@ fn a_commit_adds_a_chunk_behind_the_next_end_if_there_is_no_space_before_it() {
     let handle = forest.join(Need::items(1)).expect("space");
     // No chunk has space before it.
     let next_end = space.begin_resize(DEVICE, 1 << 20).expect("the device");
-    let node = running.params.node_bytes;
-    let mut taken = Vec::new();
-    while let Some(range) =
-        space.allocate(Class::Metadata, AllocationRequest::node(node, Cluster(9)))
-    {
-        taken.push(range);
-    }
+    let taken = take_metadata(&forest);
     let before = space.totals(Class::Metadata).bytes;
     drop(handle);
     forest.commit().expect("a commit that adds a chunk");

@@ -16,6 +16,7 @@ use butternut_mkfs::MkfsOptions;
 use butternut_space::{AllocationRequest, Class, Cluster, GroupStatus};
 use butternut_sys::wait::Wait;
 use butternut_volume::{OpenOptions, Volume};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
@@ -47,6 +48,13 @@ pub(super) fn put(forest: &Arc<Forest>, numbers: std::ops::Range<u64>) {
     }
 }
 
+/// Allocates all metadata space that is free. The caller releases it.
+pub(super) fn take_metadata(forest: &Forest) -> Vec<Range<u64>> {
+    let running = forest.running().expect("writable");
+    let request = || AllocationRequest::node(running.params.node_bytes, Cluster(9));
+    std::iter::from_fn(|| running.space.allocate(Class::Metadata, request())).collect()
+}
+
 #[test]
 fn a_commit_without_metadata_space_adds_a_chunk() {
     let device = fresh(512 << 20);
@@ -58,13 +66,7 @@ fn a_commit_without_metadata_space_adds_a_chunk() {
     handle.tree(TreeId::UUID).expect("the tree").remove(&key).expect("a change");
     // Allocate all metadata space but a few blocks: the extent tree alone copies more.
     let space = &forest.running().expect("writable").space;
-    let node = forest.running().expect("writable").params.node_bytes;
-    let mut taken = Vec::new();
-    while let Some(range) =
-        space.allocate(Class::Metadata, AllocationRequest::node(node, Cluster(9)))
-    {
-        taken.push(range);
-    }
+    let taken = take_metadata(&forest);
     let before = space.totals(Class::Metadata).bytes;
     drop(handle);
     forest.commit().expect("a commit that adds a chunk");
