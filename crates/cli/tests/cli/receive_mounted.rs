@@ -28,8 +28,9 @@ head -c 4000000 ../a.stream > ../cut.stream";
 
 /// A volume that is mounted for all, the streams, and the mount of the kernel that they are from.
 struct Streams {
-    scratch: Scratch,
+    /// Before the directory, which cannot be removed with a mount in it.
     _guard: MountGuard,
+    scratch: Scratch,
 }
 
 impl Streams {

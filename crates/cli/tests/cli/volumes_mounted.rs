@@ -10,8 +10,9 @@ use tempfile::TempDir;
 
 /// A new volume in a scratch directory, and a mount point.
 pub(crate) struct Scratch {
-    dir: TempDir,
+    /// Before the directory, which cannot be removed with a mount in it.
     _guard: MountGuard,
+    dir: TempDir,
 }
 
 impl Scratch {
