@@ -54,7 +54,7 @@ impl Space {
     /// # Errors
     /// Too few bytes are free; the error says what could free more.
     pub fn reserve_prereserved(&self, class: Class, bytes: u64) -> Result<Reservation, NoSpace> {
-        self.reserve_above(class, bytes, |pool| (pool.global_reserve / 4).min(pool.bytes / 16))
+        self.reserve_above(class, bytes, Pool::left_to_prereserved)
     }
 
     /// Sets the global reserve of a class, which ordinary reservations leave alone, and the commit

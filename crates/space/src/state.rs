@@ -105,9 +105,10 @@ impl Space {
     }
 
     /// Removes a group, and returns whether it did: a group stays while bytes of it are used,
-    /// pinned or allocated, or while reservations or the commit reserve need its free bytes. The
-    /// global reserve does not: it depends on the size of all groups. The device extents of its
-    /// chunk stay allocated until [`Space::release_chunk`], which follows the commit.
+    /// pinned or allocated, or while reservations need its free bytes, with the reserve that is
+    /// left alone by those that end them. The rest of the global reserve does not: it depends on
+    /// the size of all groups. The device extents of its chunk stay allocated until
+    /// [`Space::release_chunk`], which follows the commit.
     pub fn remove_group(&self, start: Logical) -> bool {
         let mut state = self.lock();
         let Some(index) = state.index_at(start.0) else { return false };
@@ -115,7 +116,8 @@ impl Space {
         let (class, free, is_read_only) = (group.class, group.free_bytes(), group.is_read_only);
         let pool = state.pool_ref(class);
         let left = if is_read_only { pool.free } else { pool.free.saturating_sub(free) };
-        let is_needed = !is_read_only && left < pool.reserved.saturating_add(pool.commit_reserve);
+        let needed = pool.reserved.saturating_add(pool.left_to_prereserved());
+        let is_needed = !is_read_only && left < needed;
         if !state.groups.get(index).is_some_and(BlockGroup::is_empty) || is_needed {
             return false;
         }
@@ -214,6 +216,14 @@ impl Space {
         reclaimable
     }
 
+    /// Returns whether the pool of a group's class covers its reservations and reserves without the
+    /// free bytes of the group.
+    pub fn is_covered_without(&self, group: &GroupStatus) -> bool {
+        let state = self.lock();
+        let pool = state.pool_ref(Class::of(group.flags));
+        pool.free.saturating_sub(group.bytes) >= pool.withheld()
+    }
+
     /// Returns whether a thread panicked while it held the lock: the state may hold half a change.
     pub fn is_poisoned(&self) -> bool {
         self.shared.is_poisoned()
@@ -228,6 +238,11 @@ impl Pool {
     /// Returns the bytes that reservations hold, or that ordinary reservations leave alone.
     pub(crate) fn withheld(&self) -> u64 {
         self.reserved.saturating_add(self.global_reserve.max(self.commit_reserve))
+    }
+
+    /// Returns the bytes that a reservation leaves alone whose changes other reservations cover.
+    pub(crate) fn left_to_prereserved(&self) -> u64 {
+        (self.global_reserve / 4).min(self.bytes / 16).max(self.commit_reserve)
     }
 }
 

@@ -11,10 +11,11 @@
 //! 3. The device extents of a removed chunk are not reused before the commit that removed it is
 //!    complete.
 //! 4. A commit removes an empty group if the others of its class have enough free space without
-//!    those that it removed before, and never one whose bytes are reserved, or which has extents
-//!    although it counts as empty. It keeps the last group of a type and profile, except where a
-//!    resize or a lack of space for another class requires its removal. It always keeps the last
-//!    group that names the profile of the next chunk, unless that is single.
+//!    those that it removed before, and never one whose bytes are reserved, or that the merges of
+//!    accepted writes need, or which has extents although it counts as empty. It keeps the last
+//!    group of a type and profile, except where a resize or a lack of space for another class
+//!    requires its removal. It always keeps the last group that names the profile of the next
+//!    chunk, unless that is single.
 //! 5. The stripes of a new chunk overlap no stripe of another chunk. The device extents are
 //!    compared with the stripes when a volume is opened for writing (`device_extents`).
 
@@ -141,11 +142,12 @@ impl Commit<'_> {
         Ok(())
     }
 
-    /// Whether the other groups of its class have at least half its size free: a chunk that was
-    /// removed and added again soon would only cost writes.
+    /// Whether the other groups of its class cover what is reserved, and have at least half its
+    /// size free: a chunk that was removed and added again soon would only cost writes.
     fn has_space_without(&self, group: &GroupStatus) -> bool {
-        let free = self.running.space.totals(Class::of(group.flags)).free;
-        free.saturating_sub(group.bytes) >= group.bytes / 2
+        let space = &self.running.space;
+        let free = space.totals(Class::of(group.flags)).free;
+        free.saturating_sub(group.bytes) >= group.bytes / 2 && space.is_covered_without(group)
     }
 
     fn remove_chunk_items(&self, layout: &Layout) -> Result<(), TreeError> {

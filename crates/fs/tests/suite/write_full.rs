@@ -5,6 +5,8 @@
 
 use crate::kernel_image::{kernel_is_here, run};
 use crate::volume::{TestVolume, names, new};
+use butternut::format::checksum::ChecksumKind;
+use butternut::format::chunk::Profile;
 use butternut::queue::{IoFlags, Queue, QueueOptions};
 use butternut::{
     Allocate, AttributeFlags, File, FileId, Filesystem, Privileges, SetAttributes, SetXattr,
@@ -382,4 +384,31 @@ fn a_preallocation_that_cannot_fit_takes_no_space() {
     let refused = file.allocate(0..1 << 50, Allocate::KeepSize).unwrap_err();
     assert_eq!(refused.errno(), 28);
     assert_eq!(groups(), before, "chunks were added");
+}
+
+/// Neither the chunks that a commit removes nor the reserves that it sets take the space that the
+/// trees need for writes which were accepted before.
+#[test]
+fn what_a_full_volume_has_accepted_can_be_synced() {
+    for checksum in [ChecksumKind::Crc32c, ChecksumKind::Sha256] {
+        for (mebibytes, file_bytes) in
+            [(64, 1 << 20), (128, 60_000), (192, 1 << 18), (256, 1 << 20)]
+        {
+            let options = MkfsOptions {
+                csum: checksum,
+                metadata: Some(Profile::Single),
+                ..MkfsOptions::default()
+            };
+            let volume = TestVolume::of(mebibytes << 20, &options);
+            let fs = volume.open();
+            let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+            let count = fill(|number| {
+                let id = fs.create(dir, format!("{number}").as_bytes(), &new(0o644))?;
+                fs.open_file(id)?.write_at(0, &vec![7; file_bytes]).map(drop)
+            });
+            assert!(count > 8, "{count} files");
+            fs.sync().unwrap_or_else(|error| panic!("{mebibytes} MiB, {checksum:?}: {error}"));
+            volume.reopen(fs);
+        }
+    }
 }

@@ -17,11 +17,16 @@
 //!    that made that change covers it. Nearly every counted tree has a dirty block, and the bytes
 //!    of dirty blocks are bounded, so the count is, too.
 //! 3. Setting the reserves reads no block: a commit that is durable cannot fail here.
+//! 4. Growth ends while a deletion still finds its space: the commit's copies of all leaves that
+//!    its references may change, and what the trees grow by before the deletion frees blocks.
+//!    Where extents lie scattered, a deletion first splits items of the checksum tree and of the
+//!    free space tree.
 //!
 //! Left to others: what handles reserve (`running`), how deep each level reaches
 //! ([`butternut_space::Reservation`]).
 
 use crate::cow::{TransactionTree, TreeState};
+use crate::drop_tree::REFERENCES_PER_PART;
 use crate::error::TreeError;
 use crate::transaction::running::Running;
 use butternut_format::units::{TreeId, length};
@@ -44,6 +49,9 @@ const COMMIT_TREES: [TreeId; 7] = [
 /// Bounds of the global reserve. The upper one is that of the kernel.
 const RESERVE_BYTES_MAX: u64 = 512 << 20;
 const RESERVE_NODES_MIN: u64 = 160;
+
+/// The nodes that the handle of a deletion and the growth of the trees may cost (law 4).
+const DELETION_NODES_MAX: u64 = 256;
 
 /// Bytes that one delayed reference may add to the trees of a commit; and the granularity of the
 /// reserve that follows from it.
@@ -122,7 +130,8 @@ impl Running {
         let reserve_min = node.saturating_mul(RESERVE_NODES_MIN);
         let total = self.space.totals(Class::Metadata).bytes;
         self.global_reserve.commit_trees.store(bytes, Ordering::Relaxed);
-        let bytes = bytes.saturating_mul(2).clamp(reserve_min, RESERVE_BYTES_MAX).min(total / 4);
+        let limit = (total / 4).max(deletion_bytes(bytes, node, total));
+        let bytes = bytes.saturating_mul(2).clamp(reserve_min, RESERVE_BYTES_MAX).min(limit);
         self.global_reserve.base.store(bytes, Ordering::Relaxed);
         self.update_global_reserve();
     }
@@ -209,4 +218,12 @@ impl Running {
         let copies = copies.checked_next_multiple_of(RESERVE_STEP).unwrap_or(copies);
         copies.saturating_add(pending)
     }
+}
+
+/// Returns the bytes that law 4 leaves to deletions, where `trees` bytes are the trees of a commit
+/// and `total` those of all metadata.
+fn deletion_bytes(trees: u64, node: u64, total: u64) -> u64 {
+    let leaves = u64::from(REFERENCES_PER_PART).saturating_mul(COW_BLOCKS_PER_REFERENCE);
+    let copies = trees.min(leaves.saturating_mul(node));
+    copies.saturating_add(DELETION_NODES_MAX.saturating_mul(node).min(total / 4))
 }

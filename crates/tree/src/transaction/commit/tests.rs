@@ -13,7 +13,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::root::RawRootItem;
 use butternut_format::units::{DevId, Ino, Logical, TreeId, length};
 use butternut_mkfs::MkfsOptions;
-use butternut_space::{AllocationRequest, Class, Cluster, GroupStatus};
+use butternut_space::{AllocationRequest, Class, Cluster, GroupStatus, Space};
 use butternut_sys::wait::Wait;
 use butternut_volume::{OpenOptions, Volume};
 use std::ops::Range;
@@ -347,6 +347,27 @@ fn a_commit_leaves_one_of_two_empty_groups_to_a_class_that_needs_it() {
     forest.commit().expect("a commit");
     let free = space.totals(Class::Metadata).free;
     assert!(free >= size / 2, "{free} bytes are left free, a group has {size}");
+}
+
+/// Law 4 of `chunks`: writes were accepted while the group was there, and their merges need it.
+#[test]
+fn a_commit_keeps_an_empty_group_that_merges_of_accepted_writes_need() {
+    let forest = open(&fresh(1 << 30));
+    let running = forest.running().expect("writable");
+    let space = &running.space;
+    let free = |space: &Space| space.totals(Class::Metadata).free;
+    let handle = forest.join(Need::items(4)).expect("space");
+    let before = free(space);
+    assert!(running.add_chunk(Class::Metadata));
+    drop(handle);
+    // The reservations alone would find their space without the group, but no merge would.
+    let accepted = forest.reserve_metadata(before - (256 << 10), Wait::Block).expect("the group");
+    forest.commit().expect("a commit");
+    assert!(free(space) > before, "the group is there");
+    let need = Need { level: ReservationLevel::Prereserved, ..Need::items(8) };
+    drop(forest.join(need).expect("space for the merge"));
+    drop(accepted);
+    forest.commit().expect("a commit");
 }
 
 /// Law 4 of `chunks`, where the references were queued after the last handle has joined.
