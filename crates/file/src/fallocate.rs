@@ -6,7 +6,8 @@
 //!    at the edges of a range are written like any other data.
 //! 2. Space is allocated for all of a range before any of it is preallocated: where there is not
 //!    enough, none of it is.
-//! 3. A long range is changed in steps that a transaction can reserve for.
+//! 3. A long range is changed in steps that a transaction can reserve for; a hole in smaller ones
+//!    where the volume is too full for a whole one.
 //! 4. Nothing is dropped from memory before the edit of the tree has succeeded: everything that can
 //!    fail comes first (the edges are read and their space is reserved), then the edit of the tree.
 //!    Only when that has succeeded are the pages and pending extents of the step dropped, the edges
@@ -22,7 +23,7 @@ use crate::merge::items;
 use crate::overlay::EXTENT_BYTES_MAX;
 use crate::state::inline::INLINE_BYTES_MAX;
 use crate::state::{FallocateSize, FileState, InodeUpdate};
-use crate::truncate::STEP_ITEMS;
+use crate::truncate::{STEP_DIVISOR, STEP_ITEMS};
 use crate::write::edge::Edge;
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
 use butternut_format::inode::InodeFlags;
@@ -70,9 +71,9 @@ impl FileState {
         blocks: &Range<u64>,
         update: InodeUpdate<'_>,
     ) -> Result<(), FileError> {
-        let mut at = blocks.start;
+        let (mut at, mut items_max) = (blocks.start, STEP_ITEMS);
         while at < blocks.end {
-            let stop = items::stop_after(&self.view, at..blocks.end, STEP_ITEMS)?;
+            let stop = items::stop_after(&self.view, at..blocks.end, items_max)?;
             assert!(at < stop && stop <= blocks.end, "a step from {at} to {stop} of {blocks:?}");
             let in_tree = self.size_in_tree.next_multiple_of(SECTOR_BYTES);
             let draft = Draft {
@@ -81,11 +82,19 @@ impl FileState {
                 ..self.draft()
             };
             self.shared.wait_for_readahead();
-            if stop < blocks.end {
-                self.apply(draft, ReservationLevel::Deletion, &mut |_| {})?;
+            let applied = if stop < blocks.end {
+                self.apply(draft, ReservationLevel::Deletion, &mut |_| {})
             } else {
-                self.apply(draft, ReservationLevel::Deletion, &mut *update)?;
-            }
+                self.apply(draft, ReservationLevel::Deletion, &mut *update)
+            };
+            match applied {
+                // A step without space has changed nothing.
+                Err(error) if error.is_no_space() && items_max > 1 => {
+                    items_max /= STEP_DIVISOR;
+                    continue;
+                }
+                applied => applied?,
+            };
             self.drop_overlay(at..stop);
             at = stop;
         }

@@ -13,6 +13,9 @@
 //!    that it is about to free, and continues with the lock shared
 //!    ([`FileState::begin_shared_merge`], [`FileState::merge_shared`]). A thread that reads ahead
 //!    without the lock is in a read epoch (law 3 of [`crate::shared_file`]): no merge waits for it.
+//! 5. On a full volume a step may be as small as one pending extent in place of one item. A pending
+//!    extent over many items is split for that. What a step drops counts for the commit, and the
+//!    transaction commits between steps where it needs to.
 
 pub(crate) mod dropped_extents;
 pub(crate) mod edit;
@@ -42,8 +45,11 @@ const ITEMS_MAX: u32 = 1024;
 const PENDING_MAX: usize = 256;
 /// Maximum number of pending extents in a partial or shared merge.
 const PARTIAL_PENDING_MAX: usize = 1024;
-/// Maximum number of pending extents of one file in one step on a full volume.
+/// Maximum number of pending extents of one file in one step on a full volume, the items that such
+/// a step changes at first, and the factor by which one without space is smaller (law 5).
 const FULL_VOLUME_PENDING_MAX: usize = 8;
+const FULL_VOLUME_ITEMS_MAX: u32 = 256;
+const FULL_VOLUME_DIVISOR: u32 = 4;
 
 /// One of the files of [`FileState::merge_many`].
 pub struct MergeFile<'a> {
@@ -185,6 +191,29 @@ impl FileState {
         self.plan_merge_from(0, pending_max)
     }
 
+    /// Plans a step of at most `items_max` items, or as few as possible (law 5). Also returns
+    /// whether it is the only one.
+    fn plan_small_merge(&mut self, items_max: u32) -> Result<(Edit, bool), FileError> {
+        let mut pending_max = FULL_VOLUME_PENDING_MAX;
+        loop {
+            let planned = self.plan_merge(pending_max)?;
+            if planned.0.items() <= items_max {
+                return Ok(planned);
+            }
+            if pending_max > 1 {
+                pending_max /= 2;
+                continue;
+            }
+            let split = planned.0.split_point(items_max).is_some_and(|(start, bytes)| {
+                // Ends: the first pending extent gets shorter each time.
+                self.shared.overlay_mut_same_data().split(start, bytes)
+            });
+            if !split {
+                return Ok(planned);
+            }
+        }
+    }
+
     /// Plans the first step of a merge of the extents from byte `from` on. Also returns whether it
     /// is the only one.
     fn plan_merge_from(&self, from: u64, pending_max: usize) -> Result<(Edit, bool), FileError> {
@@ -286,18 +315,26 @@ impl Draft<'_> {
 }
 
 impl MergeFile<'_> {
-    /// Merges a file on a full volume, in small steps. Returns `None` if there was nothing that
-    /// could be merged.
+    /// Merges a file on a full volume, in small steps (law 5). Returns `None` if there was nothing
+    /// that could be merged.
     fn merge_on_full_volume(&mut self) -> Result<Option<Generation>, FileError> {
         let mut generation = None;
+        let mut items_max = FULL_VOLUME_ITEMS_MAX;
         while !self.file.is_clean() {
-            let (edit, is_last) = self.file.plan_merge(FULL_VOLUME_PENDING_MAX)?;
+            let (edit, is_last) = self.file.plan_small_merge(items_max)?;
             if !edit.makes_progress(self.file.size_in_tree) {
                 break;
             }
             let (file, update) = (&mut *self.file, &mut *self.update);
-            generation =
-                apply(&mut [FileEdit { file, edit, update }], ReservationLevel::Prereserved)?;
+            let edits = &mut [FileEdit { file, edit, update }];
+            generation = match apply(edits, ReservationLevel::Prereserved) {
+                // A step without space has changed nothing.
+                Err(error) if error.is_no_space() && items_max > 1 => {
+                    items_max /= FULL_VOLUME_DIVISOR;
+                    continue;
+                }
+                applied => applied?,
+            };
             if is_last {
                 // Blocks that are still dirty cannot be written back now.
                 break;

@@ -9,9 +9,9 @@
 //! Laws:
 //!
 //! 1. Pending extents are sorted, do not overlap, and consist of whole blocks. Two that are
-//!    contiguous in the file and on disk are joined, up to [`EXTENT_BYTES_MAX`], unless one of them
-//!    is being merged. No extent lies in two block groups, so extents of different block groups are
-//!    not joined.
+//!    contiguous in the file and on disk are joined when one of them is inserted, up to
+//!    [`EXTENT_BYTES_MAX`], unless one of them is being merged. No extent lies in two block groups,
+//!    so extents of different block groups are not joined.
 //! 2. Cutting a pending extent returns exactly the new space that it no longer shows, for the
 //!    caller to free. Cutting one that is being merged returns nothing: the tree is about to
 //!    reference that space.
@@ -435,6 +435,25 @@ impl Overlay {
             }
         }
         freed
+    }
+
+    /// Splits a pending extent `bytes` bytes behind its start, so that a merge can take the first
+    /// part alone. Returns whether it did: what lies in a compressed extent cannot be split.
+    pub(crate) fn split(&mut self, start: u64, bytes: u64) -> bool {
+        debug_assert!(bytes.is_multiple_of(SECTOR_BYTES) && bytes > 0, "law 1");
+        let can_split = |pending: &&PendingExtent| {
+            let is_compressed = matches!(pending.place, Place::Compressed { .. });
+            !is_compressed && !pending.is_merging && bytes < pending.bytes
+        };
+        let Some(pending) = self.pending_extents.get(&start).filter(can_split) else {
+            return false;
+        };
+        let parts = (pending.part(0, bytes), pending.part(bytes, pending.bytes));
+        self.pending_bytes -= pending.bytes;
+        self.pending_extents.remove(&start);
+        self.put(start, parts.0);
+        self.put(start + bytes, parts.1);
+        true
     }
 
     /// Inserts a pending extent in place of whatever its range held. Returns the new space that

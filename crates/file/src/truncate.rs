@@ -26,7 +26,7 @@ use std::iter::once;
 
 /// Items that one step drops (law 3), and the factor by which one without space is smaller.
 pub(crate) const STEP_ITEMS: usize = 256;
-const STEP_DIVISOR: usize = 4;
+pub(crate) const STEP_DIVISOR: usize = 4;
 
 impl FileState {
     /// Sets the size. Data after it is dropped; new bytes read as zeroes.

@@ -1,12 +1,13 @@
 //! Merges on a full volume, beside blocks that cannot be written back.
 
+use super::edit::{FileEdit, apply};
 use super::{MergeFile, merge_on_full_volume};
 use crate::test_volume::{file_of, open_with};
 use crate::{FallocateSize, FileState, Source};
 use butternut_format::file_extent::FileExtent;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Generation, SECTOR_BYTES, TreeId};
-use butternut_tree::{EnospcInjector, ForestOptions, Need};
+use butternut_tree::{EnospcInjector, ForestOptions, Need, ReservationLevel};
 
 const BYTES: u64 = 16 * SECTOR_BYTES;
 const STUCK: u64 = 300;
@@ -42,4 +43,32 @@ fn a_merge_on_a_full_volume_ends_beside_a_block_that_stays_dirty() {
     injector.fail_none();
     assert!(merged.is_ok() == other.is_clean(), "{merged:?}");
     assert_eq!(stuck.dirty_bytes(), SECTOR_BYTES);
+}
+
+/// Law 5: each step replaces few items, also where one pending extent covers many.
+#[test]
+fn a_long_pending_extent_is_split_into_small_steps() {
+    const ITEMS_MAX: u32 = 12;
+    let source = open_with(ForestOptions::default());
+    let mut file = file_of(&source, OTHER);
+    for block in (0..64).rev() {
+        file.write_at(block * SECTOR_BYTES, &[1; 4096]).expect("space");
+        file.merge(&mut |_| {}).expect("space");
+    }
+    let new: Vec<u8> = (0..64 * SECTOR_BYTES).map(|at| u8::try_from(at % 251).unwrap()).collect();
+    file.write_at(0, &new).expect("space");
+    file.write_back().expect("space");
+    assert_eq!(file.shared.overlay().pending_count(), 1);
+    let mut steps = 0;
+    while !file.is_clean() {
+        let (edit, _) = file.plan_small_merge(ITEMS_MAX).expect("a plan");
+        assert!(edit.items() <= ITEMS_MAX, "{} items", edit.items());
+        let edits = &mut [FileEdit { file: &mut file, edit, update: &mut |_| {} }];
+        apply(edits, ReservationLevel::Prereserved).expect("space");
+        steps += 1;
+    }
+    assert!(steps > 8, "{steps} steps");
+    let mut have = vec![0; new.len()];
+    assert_eq!(source.read_at(&file.view, 0, &mut have).expect("data"), new.len());
+    assert!(have == new);
 }

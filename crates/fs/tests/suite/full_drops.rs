@@ -1,12 +1,12 @@
-//! Deletions on a volume whose metadata is full, and whose extents lie in another order than the
-//! items that refer to them: each reference that goes may change a leaf of its own in the extent
-//! tree, and one in the checksum tree. The commit needs space for all of them, which the growth of
-//! the volume has left.
+//! Deletions and overwrites on a volume whose metadata is full, and whose extents lie in another
+//! order than the items that refer to them: each reference that goes may change a leaf of its own in
+//! the extent tree, and one in the checksum tree. The commit needs space for all of them, which the
+//! growth of the volume has left.
 
 use crate::volume::{TestVolume, new};
 use butternut::format::checksum::ChecksumKind;
 use butternut::format::chunk::Profile;
-use butternut::{FileId, Filesystem, Privileges, SetAttributes};
+use butternut::{Allocate, FileId, Filesystem, Privileges, SetAttributes};
 use butternut_mkfs::MkfsOptions;
 
 const BLOCK: u64 = 4096;
@@ -73,24 +73,40 @@ fn fill_metadata(fs: &Filesystem, dir: FileId, round: u32) {
     fs.sync().unwrap();
 }
 
-fn delete_on_full_volume(mebibytes: u64, deletion: Deletion) {
-    let options = MkfsOptions {
-        csum: ChecksumKind::Sha256,
-        metadata: Some(Profile::Single),
-        ..MkfsOptions::default()
-    };
-    let volume = TestVolume::of(mebibytes << 20, &options);
+/// A volume whose metadata is full, with one file of scattered extents in a subvolume.
+struct FullVolume {
+    volume: TestVolume,
+    fs: Filesystem,
+    dir: FileId,
+    sub: u64,
+    file: FileId,
+}
+
+/// Options with which a small volume has much to change in its checksum tree.
+fn large_checksums() -> MkfsOptions {
+    let metadata = Some(Profile::Single);
+    MkfsOptions { csum: ChecksumKind::Sha256, metadata, ..MkfsOptions::default() }
+}
+
+fn fill_volume(mebibytes: u64, options: &MkfsOptions) -> FullVolume {
+    let volume = TestVolume::of(mebibytes << 20, options);
     let fs = volume.open();
     let root = fs.root();
     let dir = fs.mkdir(root, b"dir", &new(0o755)).unwrap();
     let sub = fs.create_subvolume(root, b"sub", &new(0o755)).unwrap();
-    let id = fs.create(FileId::root_of(sub), b"file", &new(0o644)).unwrap();
+    let file = fs.create(FileId::root_of(sub), b"file", &new(0o644)).unwrap();
     allocate_for_data(&fs, dir);
     let blocks = (mebibytes << 20) / BLOCK;
-    let written = write_scattered(&fs, id, blocks);
+    let written = write_scattered(&fs, file, blocks);
     assert!(written > blocks / 8 && written < blocks, "metadata ended at {written} of {blocks}");
     (0..3).for_each(|round| fill_metadata(&fs, dir, round));
     assert!(fs.write_error().is_none(), "filled: {:?}", fs.write_error());
+    FullVolume { volume, fs, dir, sub, file }
+}
+
+fn delete_on_full_volume(mebibytes: u64, deletion: Deletion) {
+    let FullVolume { volume, fs, dir, sub, file: id } = fill_volume(mebibytes, &large_checksums());
+    let root = fs.root();
     match deletion {
         Deletion::Subvolume => fs.delete_subvolume(root, b"sub").map(drop).unwrap(),
         Deletion::Unlink => fs.unlink(FileId::root_of(sub), b"file").unwrap(),
@@ -118,4 +134,95 @@ fn a_file_of_scattered_extents_is_deleted_on_a_full_volume() {
         delete_on_full_volume(mebibytes, Deletion::Unlink);
         delete_on_full_volume(mebibytes, Deletion::Truncate);
     }
+}
+
+/// Writes a file of scattered extents again, in long ones. Each replaces the items and references
+/// of many, and the commit changes as many leaves, which a replay of the log does as well.
+#[test]
+fn long_writes_over_scattered_extents_are_kept_on_a_full_volume() {
+    const CHUNK: usize = 1 << 20;
+    let volumes = [
+        (128, large_checksums(), 100, 1),
+        (128, large_checksums(), 60, 8),
+        (256, large_checksums(), 160, 8),
+        (512, MkfsOptions::default(), 300, 8),
+        (512, MkfsOptions::default(), 470, 16),
+    ];
+    for (mebibytes, options, left, writes) in volumes {
+        let FullVolume { volume, fs, dir, file: id, .. } = fill_volume(mebibytes, &options);
+        fs.set_attributes(id, &SetAttributes::size(left << 20)).unwrap();
+        fs.sync().unwrap();
+        let file = fs.open_file(id).unwrap();
+        let data = vec![5; CHUNK];
+        let accepted = (0..writes).take_while(|number| {
+            let written = file.write_direct(number << 20, &data, Privileges::Keep);
+            written.is_ok_and(|bytes| bytes == CHUNK)
+        });
+        let accepted = accepted.count();
+        let what = format!("{mebibytes} MiB, {accepted} of {writes} writes");
+        file.sync_all().unwrap_or_else(|error| panic!("{what}: {error:?}"));
+        // What a crash leaves now.
+        let crashed = volume.copy();
+        fs.sync().unwrap_or_else(|error| panic!("{what}: {error:?}"));
+        assert!(fs.write_error().is_none(), "{what}: {:?}", fs.write_error());
+        fs.create(dir, b"new", &new(0o644)).map(drop).unwrap_or_else(|e| assert_eq!(e.errno(), 28));
+        volume.reopen(fs);
+        for volume in [&crashed, &volume] {
+            let fs = volume.open();
+            let file = fs.open_file(id).unwrap();
+            let mut have = vec![0; CHUNK];
+            for number in 0..accepted {
+                let at = u64::try_from(number * CHUNK).unwrap();
+                assert_eq!(file.read_at(at, &mut have).unwrap(), CHUNK);
+                assert!(have == data, "{what}: write {number}");
+            }
+            drop(file);
+            volume.reopen(fs);
+        }
+    }
+}
+
+/// One node is as large as the items of many writes that were accepted together.
+#[test]
+fn scattered_writes_to_large_nodes_are_kept_on_a_full_volume() {
+    let options = MkfsOptions {
+        node_bytes: Some(64 << 10),
+        metadata: Some(Profile::Single),
+        ..MkfsOptions::default()
+    };
+    let volume = TestVolume::of(128 << 20, &options);
+    let fs = volume.open();
+    let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+    allocate_for_data(&fs, dir);
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    let blocks = (128 << 20) / BLOCK;
+    let place = |number: u64| number.wrapping_mul(40_503) % blocks * BLOCK;
+    let accepted =
+        fill(|number| file.write_direct(place(number), &[9; 4096], Privileges::Keep).map(drop));
+    file.sync_all().unwrap();
+    let crashed = volume.copy();
+    fs.sync().unwrap();
+    drop(file);
+    volume.reopen(fs);
+    for volume in [&crashed, &volume] {
+        let fs = volume.open();
+        let file = fs.open_file(id).unwrap();
+        let mut have = [0; 4096];
+        for number in 0..accepted {
+            file.read_at(place(number), &mut have).unwrap();
+            assert_eq!(have, [9; 4096], "write {number} of {accepted}");
+        }
+        drop(file);
+        volume.reopen(fs);
+    }
+}
+
+#[test]
+fn holes_are_punched_into_scattered_extents_on_a_full_volume() {
+    let FullVolume { volume, fs, file: id, .. } = fill_volume(128, &large_checksums());
+    let file = fs.open_file(id).unwrap();
+    file.allocate(0..64 << 20, Allocate::PunchHole).unwrap();
+    drop(file);
+    volume.reopen(fs);
 }

@@ -245,6 +245,9 @@ impl LogSpace {
             bytes_max: node.saturating_mul(length(blocks).max(RUN_BLOCKS)),
             ..AllocationRequest::node(running.params.node_bytes, CLUSTER)
         };
+        // A replay changes the trees as the commit would, so it needs the same space: the log takes
+        // none of it.
+        running.update_global_reserve();
         let found = running.space.try_allocate_unreserved(Class::Metadata, request);
         let range = found.ok_or(CommitReason::NoSpace)?;
         self.free.extend((range.start..range.end).step_by(running.params.node_len()));
