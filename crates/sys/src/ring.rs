@@ -594,8 +594,11 @@ impl<T> Slot<T> {
             self.tries += 1;
             // ECANCELED: the submitting thread has ended, or the kernel may start no thread of its
             // own for a request that blocks.
-            let is_transient =
-                matches!(errno.0, libc::EAGAIN | libc::EINTR | libc::ECANCELED | libc::ENOMEM);
+            // A flush also returns what the writeback of the file has met, once: these two then
+            // stand for data that is lost, and the next flush would succeed.
+            let is_repeatable = self.operation != Operation::Flush;
+            let is_transient = matches!(errno.0, libc::EINTR | libc::ECANCELED)
+                || is_repeatable && matches!(errno.0, libc::EAGAIN | libc::ENOMEM);
             return match is_transient {
                 true if self.tries < TRIES_MAX => Next::Submit,
                 true => Next::Call,
@@ -694,5 +697,14 @@ mod tests {
             assert_eq!(slot.advance(-errno), Next::Call);
         }
         assert_eq!(read(1).advance(-libc::EIO), Next::Complete(Err(Errno::IO)));
+    }
+
+    #[test]
+    fn a_flush_that_may_have_told_of_lost_data_is_not_repeated() {
+        let flush = || Slot::<()> { operation: Operation::Flush, ..Slot::empty() };
+        for errno in [libc::EAGAIN, libc::ENOMEM] {
+            assert_eq!(flush().advance(-errno), Next::Complete(Err(Errno(errno))));
+        }
+        assert_eq!(flush().advance(-libc::ECANCELED), Next::Submit);
     }
 }
