@@ -32,8 +32,8 @@ deb:
 test: lint
 	@scripts/test
 
-# The same, with the longer runs of seeded tests, and xfstests where BUTTERNUT_FSTESTS names a
-# checkout (docs/fstests.md).
+# The same, with the longer runs of seeded tests, a second kernel as the judge of fs-verity
+# (scripts/verity), and xfstests where BUTTERNUT_FSTESTS names a checkout (docs/fstests.md).
 test-long: lint
 	@scripts/setup long
 	@BUTTERNUT_LONG=1 BUTTERNUT_FUZZ_ROUNDS=5000 scripts/test
