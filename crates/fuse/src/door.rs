@@ -27,7 +27,8 @@
 //! | `deferred` | replies that wait for the kernel's writeback, or take long |
 //! | `name_invalidations` | names that the kernel forgets |
 //! | `hidden_names` | names that programs do not see yet |
-//! | `user_calls` | how many deferred calls of users run at a time |
+//! | `user_calls` | how many deferred calls of users run at a time; others are queued |
+//! | `user_limit` | how many calls of users that are not queued there may be |
 //! | `access` | whether a caller may access a file, where the kernel has not checked it |
 //! | `caller` | groups and capabilities of a caller |
 //! | `checked_caller` | which mounts the caller of a change sees, and its descriptors |
@@ -59,6 +60,7 @@ mod seek;
 mod send_unsent;
 mod unsent;
 mod user_calls;
+mod user_limit;
 mod volume_syncs;
 mod write;
 mod xattrs;
@@ -81,6 +83,7 @@ use crate::connection::request::Request;
 use crate::door::hidden_names::HiddenNames;
 use crate::door::lost_writes::LostWrites;
 use crate::door::name_invalidations::NameInvalidations;
+use crate::door::user_limit::UserLimit;
 use crate::errno::{Errno, ErrnoResult};
 use crate::handles::Handles;
 use crate::handles::open_cache::OpenCache;
@@ -140,9 +143,14 @@ pub(crate) struct Door {
     has_long_setxattr: AtomicBool,
     deferred: Mutex<Vec<JoinHandle<()>>, rank::DeferredThreads>,
     user_calls: user_calls::UserCalls,
-    /// Calls of users during which the kernel holds the lock of their file.
-    user_calls_with_lock: user_calls::UserCalls,
     defragmentations: user_calls::UserCalls,
+    snapshots: user_calls::UserCalls,
+    /// Switches of subvolumes between read-only and writable.
+    subvolume_switches: user_calls::UserCalls,
+    seeks: UserLimit,
+    flag_changes: UserLimit,
+    cleaning_waits: UserLimit,
+    name_changes: UserLimit,
     volume_syncs: volume_syncs::VolumeSyncs,
     name_invalidations: NameInvalidations,
     hidden_names: HiddenNames,
@@ -189,8 +197,13 @@ impl Door {
             has_long_setxattr: AtomicBool::new(false),
             deferred: Mutex::default(),
             user_calls: user_calls::UserCalls::default(),
-            user_calls_with_lock: user_calls::UserCalls::default(),
             defragmentations: user_calls::UserCalls::of_long_calls(),
+            snapshots: user_calls::UserCalls::of_long_calls(),
+            subvolume_switches: user_calls::UserCalls::default(),
+            seeks: UserLimit::with_lock(),
+            flag_changes: UserLimit::with_lock(),
+            cleaning_waits: UserLimit::of_cleaning(),
+            name_changes: UserLimit::of_names(),
             volume_syncs: volume_syncs::VolumeSyncs::default(),
             name_invalidations,
             hidden_names,
@@ -344,7 +357,8 @@ impl Door {
         // of the kernel, which a program may hold for any time.
         self.interrupts.end();
         self.name_invalidations.end();
-        for calls in [self.user_calls, self.user_calls_with_lock, self.defragmentations] {
+        let short = [self.user_calls, self.subvolume_switches];
+        for calls in short.into_iter().chain([self.snapshots, self.defragmentations]) {
             calls.end().into_iter().for_each(|call| call(Err(Errno::EIO)));
         }
         // No caller is left, and the close commits.

@@ -35,6 +35,7 @@ mod image;
 mod import;
 mod installing;
 mod lab;
+mod limited_calls;
 mod listing;
 mod long_mount_tables;
 mod man_pages;

@@ -15,7 +15,7 @@ use super::mount_end::run_in_namespace;
 /// The device hangs while the script has stopped the process O of m1. `make` creates the image of
 /// the device in m1. In the script, `logged WORDS` waits up to 20 s for a message of D and prints
 /// `WORDS`. Returns the output.
-fn run_on_device_that_can_hang(make: &str, options: &str, script: &str) -> String {
+pub(super) fn run_on_device_that_can_hang(make: &str, options: &str, script: &str) -> String {
     run_in_namespace(&format!(
         "truncate -s 1G outer.img; $B mkfs -q outer.img; $B mount outer.img m1; O=$(daemon)
          D=; L=; F=; C=none; mkdir m3 connections; mount -t fusectl none connections

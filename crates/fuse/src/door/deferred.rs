@@ -14,8 +14,16 @@
 //!    time order that.
 //! 2. A user may send any number of requests at the same time, and a thread for each could take all
 //!    that the system allows to this process, which other threads need to write. So every request
-//!    that users can send has a limit: `user_calls`, `interrupts` where it may wait for a program,
-//!    or [`ThreadSlot`].
+//!    that users can send has a limit: `user_calls`, [`user_limit`](crate::door::user_limit), or
+//!    [`ThreadSlot`].
+//! 3. No request waits in a queue of calls of users while the kernel holds the lock of an inode for
+//!    it: every program that uses the file would wait for all calls before it, and a user that may
+//!    only read the file could so stop the writes of others. The kernel holds the lock of the file
+//!    during LSEEK, SETATTR, SETXATTR, FSYNC, FALLOCATE, a change of inode flags, an OPEN that
+//!    truncates, most WRITE requests and, for its target, `COPY_FILE_RANGE`; that of the directory
+//!    during requests that look up, list or change names, and FSYNCDIR. It holds none during STATFS,
+//!    GETXATTR, and the ioctls that it does not know, which are those of `user_calls`. Of the
+//!    former, those that are deferred have a limit above which they are answered at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,8 +35,8 @@ use butternut_sys::affinity;
 use crate::connection;
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
-use crate::door::interrupts::Waiting;
 use crate::door::user_calls::UserCalls;
+use crate::door::user_limit::Counted;
 use crate::door::{Door, Outcome, guarded};
 use crate::errno::{Errno, ErrnoResult};
 
@@ -53,16 +61,18 @@ impl Drop for ThreadSlot {
 impl Door {
     /// Defers the reply, of at most `bytes` bytes, until the kernel has written back its pages of
     /// the request's file (law 1). `answer` must not keep a reference to the door, because closing
-    /// the door waits for the thread. Above a limit, users wait for earlier such calls: the kernel
-    /// holds the lock of a file during each, and none needs the lock of another one.
+    /// the door waits for the thread. The kernel holds the lock of the file, so the call is not
+    /// queued (law 3); `counted` is its place below a limit.
     pub(super) fn reply_after_writeback(
         &self,
         request: &Request<'_>,
+        counted: Counted,
         bytes: usize,
         answer: impl FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
         let (device, node) = (Arc::clone(request.device), request.header.nodeid);
-        self.reply_deferred_within(&self.user_calls_with_lock, request, bytes, move |reply| {
+        self.reply_deferred(request, bytes, move |reply| {
+            let _counted = counted;
             connection::invalidate_pages(&device, node);
             answer(reply)
         })
@@ -118,11 +128,11 @@ impl Door {
         answer: impl FnOnce(&mut Reply) -> ErrnoResult<Outcome> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
         let call = self.deferred_call(request, bytes, answer);
-        if self.is_administrator(request) {
+        let Some(user) = self.counted_user(request) else {
             self.spawn_deferred(move || call(Ok(())))?;
             return Ok(Outcome::NoReply);
-        }
-        let (calls, user, unique) = (calls.clone(), request.header.uid, request.header.unique);
+        };
+        let (calls, unique) = (calls.clone(), request.header.unique);
         let of_others = calls.clone();
         let Some(call) = calls.begin(user, unique, Box::new(call)) else {
             // The INTERRUPT may have been served before the call was queued.
@@ -139,15 +149,9 @@ impl Door {
         Ok(Outcome::NoReply)
     }
 
-    /// Counts a request that may wait for a program among those of its user ([`Interrupts`]).
-    ///
-    /// # Errors
-    /// `EAGAIN`: too many wait.
-    ///
-    /// [`Interrupts`]: crate::door::interrupts::Interrupts
-    pub(super) fn begin_waiting(&self, request: &Request<'_>) -> ErrnoResult<Waiting> {
-        let user = (!self.is_administrator(request)).then_some(request.header.uid);
-        self.interrupts.begin(request.header.unique, user).ok_or(Errno::EAGAIN)
+    /// Returns the user that a call is counted for; `None` for an administrator.
+    pub(super) fn counted_user(&self, request: &Request<'_>) -> Option<u32> {
+        (!self.is_administrator(request)).then_some(request.header.uid)
     }
 
     /// Interrupts a request: a defragmentation that is queued is answered, and a request that waits

@@ -106,12 +106,10 @@ impl Door {
         let returned =
             sized.map_or(0, |_| size_of::<DefragmentRange>() + size_of::<DefragmentDone>());
         let bytes = size_of::<IoctlOut>() + returned;
-        let user = (!self.is_administrator(request)).then_some(request.header.uid);
         let (interrupts, unique) = (self.interrupts.clone(), request.header.unique);
         // Law 4.
         self.reply_deferred_within(&self.defragmentations, request, bytes, move |reply| {
-            // Not while it is queued: it would take the place of calls of others that wait.
-            let waiting = interrupts.begin(unique, user).ok_or(Errno::EAGAIN)?;
+            let waiting = interrupts.begin(unique);
             caller.may_change()?;
             unsent.write_back(&device)?;
             let file = filesystem.open_file(id)?;

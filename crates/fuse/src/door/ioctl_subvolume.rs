@@ -26,7 +26,7 @@
 //! 5. The calls commit, so their replies are deferred. The kernel forgets the name that has changed
 //!    before the reply is sent, unless the mount ends ([`name_invalidations`]): it holds no inode
 //!    lock during these calls. A program may hold the lock of the directory for any time, so few
-//!    calls of a user wait for it, and further ones fail with EAGAIN ([`interrupts`]).
+//!    calls of a user wait for it, and further ones fail with EAGAIN ([`user_limit`]).
 //! 6. The thread of the reply checks through which mounts the caller sees the volume, before it
 //!    changes anything ([`checked_caller`]).
 //! 7. The kernel copies nothing back of the arguments of `SUBVOL_SYNC_WAIT`, so those of its modes
@@ -41,7 +41,7 @@
 //! [`write_gates`]: crate::handles::write_gates
 //! [`checked_caller`]: crate::door::checked_caller
 //! [`name_invalidations`]: crate::door::name_invalidations
-//! [`interrupts`]: crate::door::interrupts
+//! [`user_limit`]: crate::door::user_limit
 
 use std::sync::Arc;
 
@@ -59,6 +59,7 @@ use crate::connection::protocol::{IoctlIn, IoctlOut, SubvolumeWait};
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::names::new_inode;
+use crate::door::user_calls::UserCalls;
 use crate::door::{Door, Outcome, caller};
 use crate::errno::{Errno, ErrnoResult};
 
@@ -205,7 +206,7 @@ impl Door {
         self.may_write_to_directory(&request.header, dir)?;
         let umask = caller::umask(&request.header);
         let new = new_inode(request, PERMISSIONS, umask);
-        self.change_name(request, name, move |filesystem, name| {
+        self.change_name(&self.user_calls, request, name, move |filesystem, name| {
             Ok(filesystem.create_subvolume_in_qgroups(dir, name, &new, &qgroups).map(drop)?)
         })
     }
@@ -228,7 +229,7 @@ impl Door {
         let (fd, caller) = (arguments.fd(), self.checked_caller(request));
         let (nodes, unsent) = (Arc::clone(&self.nodes), self.unsent_data());
         let device = Arc::clone(request.device);
-        self.change_name(request, name, move |filesystem, name| {
+        self.change_name(&self.snapshots, request, name, move |filesystem, name| {
             let source = nodes.file_id(caller.node_of_descriptor(fd)?).ok_or(Errno::ESTALE)?;
             if !source.is_subvolume_root() {
                 return Err(Errno::EINVAL);
@@ -292,7 +293,7 @@ impl Door {
         }
         let id = wanted.unwrap_or(root.subvolume);
         let node = self.nodes.node_id(dir);
-        self.change_name_in(request, node, name, move |filesystem, name| {
+        self.change_name_in(&self.user_calls, request, (node, name), move |filesystem, name| {
             Ok(filesystem.delete_subvolume_of_id(dir, name, id)?)
         })
     }
@@ -344,8 +345,10 @@ impl Door {
             return Err(Errno::ENOENT);
         }
         let filesystem = self.filesystem.clone();
-        let waiting = self.begin_waiting(request)?;
+        let counted = self.cleaning_waits.begin(self.counted_user(request)).ok_or(Errno::EAGAIN)?;
+        let waiting = self.interrupts.begin(request.header.unique);
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
+            let _counted = counted;
             for id in ids {
                 if !filesystem.wait_until_cleaned(id, &|| waiting.goes_on())? {
                     return Err(Errno::EINTR);
@@ -374,9 +377,8 @@ impl Door {
         let read_only = flags & READ_ONLY != 0;
         let (gates, filesystem) = (Arc::clone(self.handles.write_gates()), self.filesystem.clone());
         // It waits for a short time for programs to close their files.
-        let waiting = self.begin_waiting(request)?;
-        self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
-            let _waiting = waiting;
+        let bytes = size_of::<IoctlOut>();
+        self.reply_deferred_within(&self.subvolume_switches, request, bytes, move |reply| {
             caller.may_change()?;
             let closed = if read_only { Some(gates.close(root.subvolume)?) } else { None };
             filesystem.set_subvolume_read_only(root.subvolume, read_only)?;
@@ -413,29 +415,30 @@ impl Door {
 
     fn change_name(
         &self,
+        calls: &UserCalls,
         request: &Request<'_>,
         name: Vec<u8>,
         change: impl FnOnce(&Filesystem, &[u8]) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
-        self.change_name_in(request, request.header.nodeid, name, change)
+        self.change_name_in(calls, request, (request.header.nodeid, name), change)
     }
 
     /// Defers a change of the entry `name` in the directory with node id `parent` (laws 5 and 6).
     fn change_name_in(
         &self,
+        calls: &UserCalls,
         request: &Request<'_>,
-        parent: u64,
-        name: Vec<u8>,
+        (parent, name): (u64, Vec<u8>),
         change: impl FnOnce(&Filesystem, &[u8]) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         let (caller, invalidations) =
             (self.checked_caller(request), self.name_invalidations.clone());
-        let user = (!caller.is_administrator).then_some(request.header.uid);
-        let (interrupts, unique) = (self.interrupts.clone(), request.header.unique);
-        self.defer_within(&self.user_calls, request, size_of::<IoctlOut>(), move |_| {
+        let (user, unique) = (self.counted_user(request), request.header.unique);
+        let limit = self.name_changes.clone();
+        self.defer_within(calls, request, size_of::<IoctlOut>(), move |_| {
             // Not while it is queued: it would take the place of calls of others that wait.
-            let waiting = interrupts.begin(unique, user).ok_or(Errno::EAGAIN)?;
+            let counted = limit.begin_in(parent, user).ok_or(Errno::EAGAIN)?;
             caller.may_change()?;
             // The kernel unmounts what is mounted below a name that it forgets, so a call that has
             // changed nothing must not make it forget one.
@@ -444,7 +447,7 @@ impl Door {
                 connection::invalidate_attributes(device, parent);
                 let mut reply = Reply::new(size_of::<IoctlOut>());
                 let result = reply.push(&IoctlOut::default());
-                drop(waiting);
+                drop(counted);
                 connection::send_reply(device, unique, result, &mut reply);
             });
             Ok(Outcome::NoReply)

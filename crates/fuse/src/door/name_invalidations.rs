@@ -13,10 +13,10 @@
 //!    ([`private_fd_table`]): the end of the mount does not wait for it, the filesystem is closed
 //!    meanwhile, and a process that ends without that releases the volume.
 //! 2. The caller of a request waits for that thread until the mount ends, so there are at most as
-//!    many of them as such calls, which are limited for users ([`interrupts`]).
+//!    many of them as such calls, which are limited for users ([`user_limit`]).
 //! 3. Of the threads of this process, only those that hide a name wait for that thread.
 //!
-//! [`interrupts`]: crate::door::interrupts
+//! [`user_limit`]: crate::door::user_limit
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -10,21 +10,23 @@
 //!
 //! 1. Of one user at most [`CALLS_OF_USER_MAX`] calls run, so that they are no obstacle to other
 //!    users. Of all users at most [`CALLS_MAX`] run: a user may have many user ids in namespaces of
-//!    its own. Calls of administrators are not counted here. Calls that may take very long are
-//!    counted apart, with limits of their own.
+//!    its own. Calls of administrators are not counted here. Calls that may take long, each in
+//!    its own way, are counted apart: defragmentations, snapshots, which walk through all files of
+//!    their source that are open for writing, and switches of subvolumes to read-only, which wait
+//!    for files to be closed. So the short calls do not wait for them.
 //! 2. A call above a limit is queued, and fails no more than one below. When a call has ended, its
 //!    thread runs the first queued call of the user with the fewest that run.
 //! 3. A call is queued only while another one runs, whose thread runs it later. At the end of the
 //!    mount no caller waits, and the queued calls do not run.
-//! 4. No call that is counted here waits for another one, or for a program. A call that changes a
-//!    name waits for the kernel's lock of the directory, which a program may hold for any time: it
-//!    is counted until it has made the change, and by `interrupts` from the change to its reply.
-//!    What a caller may do is checked before its call is queued.
-//! 5. Calls during which the kernel holds the lock of their file are counted apart: otherwise those
-//!    that wait for that lock would wait for all other calls of the user that holds it.
-//! 6. A caller that a signal interrupts waits for the reply. A long call that is queued then is
-//!    answered at once, with EINTR. The others end soon, and the kernel's are ended by no signal
-//!    that a program handles.
+//! 4. No call that is counted here waits for another one, or for a program, for more than a short
+//!    time. A call that changes a name waits for the kernel's lock of the directory, which a program
+//!    may hold for any time: it is counted here until it has made the change, and by `user_limit`
+//!    until its reply. What a caller may do is checked before its call is queued.
+//! 5. No call is counted here during which the kernel holds the lock of an inode (law 3 of
+//!    `deferred`): the programs that wait for that lock would wait for the queue.
+//! 6. A caller that a signal interrupts waits for the reply. A defragmentation that is queued then
+//!    is answered at once, with EINTR: those before it may take hours. The others end sooner, and
+//!    the kernel's are ended by no signal that a program handles.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
