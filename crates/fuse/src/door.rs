@@ -124,7 +124,8 @@ impl DoorOptions {
 pub(crate) struct Door {
     filesystem: Filesystem,
     nodes: Arc<Nodes>,
-    handles: Handles,
+    /// A deferred reply may keep them, and no other thread: the close waits for it first.
+    handles: Arc<Handles>,
     /// Open files of a mount without handles.
     open_cache: OpenCache,
     listings: listing::Listings,
@@ -184,7 +185,7 @@ impl Door {
         Self {
             nodes,
             filesystem,
-            handles: Handles::default(),
+            handles: Arc::default(),
             open_cache: OpenCache::default(),
             listings: listing::Listings::default(),
             options,

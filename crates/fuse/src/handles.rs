@@ -16,7 +16,7 @@ pub(crate) mod open_cache;
 pub(crate) mod write_gates;
 
 use butternut_sys::lock::{RwLock, rank};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use butternut::{File, FileId};
@@ -156,11 +156,23 @@ impl Handles {
         table.open_files().filter(|open| open.file.id() == id).count()
     }
 
-    /// Returns the files that are open for writing, with their fills.
-    pub(crate) fn open_for_write(&self) -> BTreeMap<FileId, Arc<Fills>> {
+    /// Returns those of some files that are open for writing.
+    pub(crate) fn open_for_write(&self, some: impl Fn(FileId) -> bool) -> BTreeSet<FileId> {
         let table = self.table.read();
         let written = table.open_files().filter(|open| open.is_writable);
-        written.map(|open| (open.file.id(), Arc::clone(&open.fills))).collect()
+        written.map(|open| open.file.id()).filter(|id| some(*id)).collect()
+    }
+
+    /// Returns whether any file is open for writing.
+    pub(crate) fn has_open_for_write(&self) -> bool {
+        let table = self.table.read();
+        table.open_files().any(|open| open.is_writable)
+    }
+
+    /// Returns the fills of a file that is open.
+    pub(crate) fn fills(&self, id: FileId) -> Option<Arc<Fills>> {
+        let table = self.table.read();
+        table.shared.get(&id).map(|shared| Arc::clone(&shared.fills))
     }
 
     /// Removes a handle. Dropping the result closes the file, which may delete it, and then no

@@ -101,7 +101,7 @@ impl Door {
         }
         let options = options()?;
         let filesystem = self.filesystem.clone();
-        let unsent = self.unsent_data().of_file(id);
+        let unsent = self.unsent_files().file(id);
         let device = Arc::clone(request.device);
         let returned =
             sized.map_or(0, |_| size_of::<DefragmentRange>() + size_of::<DefragmentDone>());
@@ -111,7 +111,7 @@ impl Door {
         self.reply_deferred_within(&self.defragmentations, request, bytes, move |reply| {
             let waiting = interrupts.begin(unique);
             caller.may_change()?;
-            unsent.write_back(&device)?;
+            unsent.map_or(Ok(()), |file| file.write_back(&device))?;
             let file = filesystem.open_file(id)?;
             let done = file.defragment_while(&options, &|| waiting.goes_on())?;
             if !waiting.goes_on() {

@@ -36,7 +36,6 @@ use crate::connection::protocol::{DedupeRange, Fiemap, FiemapExtent, IoctlIn, Io
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::checked_caller::CheckedCaller;
-use crate::door::unsent::UnsentData;
 use crate::door::{Door, Outcome};
 use crate::errno::{Errno, ErrnoResult};
 
@@ -74,10 +73,10 @@ impl Door {
         let id = self.regular_file(request)?;
         let filesystem = self.filesystem.clone();
         let is_synced = map.flags & SYNC != 0;
-        let unsent = if is_synced { self.unsent_data().of_file(id) } else { UnsentData::default() };
+        let unsent = is_synced.then(|| self.unsent_files().file(id)).flatten();
         let device = Arc::clone(request.device);
         self.reply_deferred_to_user(request, REPLY_BYTES, move |reply| {
-            unsent.write_back(&device)?;
+            unsent.map_or(Ok(()), |file| file.write_back(&device))?;
             if map.flags & SHARING != 0 {
                 let extents = extents_with_sharing(&filesystem, id, &map)?;
                 return push_extents(reply, map, &extents);

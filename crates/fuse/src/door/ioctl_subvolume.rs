@@ -43,6 +43,7 @@
 //! [`name_invalidations`]: crate::door::name_invalidations
 //! [`user_limit`]: crate::door::user_limit
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use butternut::format::quota::QgroupId;
@@ -227,7 +228,9 @@ impl Door {
             return Err(Errno::EINVAL);
         }
         let (fd, caller) = (arguments.fd(), self.checked_caller(request));
-        let (nodes, unsent) = (Arc::clone(&self.nodes), self.unsent_data());
+        let (nodes, unsent) = (Arc::clone(&self.nodes), self.unsent_files());
+        // From now on, also while the call is queued.
+        let losses = self.lost_writes.watch();
         let device = Arc::clone(request.device);
         self.change_name(&self.snapshots, request, name, move |filesystem, name| {
             let source = nodes.file_id(caller.node_of_descriptor(fd)?).ok_or(Errno::ESTALE)?;
@@ -238,14 +241,18 @@ impl Door {
                 return Err(Errno::EPERM);
             }
             let source = source.subvolume;
+            let send = |sources: &HashSet<u64>| {
+                unsent.of_subvolumes(sources).send(&device);
+                losses.check_subvolumes(sources)
+            };
             if !is_recursive {
-                unsent.of_subvolumes(&[source].into()).write_back(&device)?;
+                send(&[source].into())?;
                 let made = filesystem.snapshot_in_qgroups(source, (dir, name), access, &qgroups);
                 return Ok(made.map(drop)?);
             }
             // Law 10.
             let sources = filesystem.subvolumes_below(source)?.into_iter().collect();
-            unsent.of_subvolumes(&sources).write_back(&device)?;
+            send(&sources)?;
             let options = RecursiveSnapshot::new(access).owned_by(caller.limited_to_owner());
             Ok(filesystem.snapshot_recursive(source, dir, name, options).map(drop)?)
         })

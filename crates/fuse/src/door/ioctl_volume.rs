@@ -139,12 +139,13 @@ impl Door {
             self.filesystem.abandon();
             return reply.push(&IoctlOut::default()).map(|()| Outcome::Reply);
         }
-        let unsent = self.unsent_data_at_end();
+        let (unsent, losses) = (self.unsent_files_at_end(), self.lost_writes.watch());
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         let is_shut_down = Arc::clone(&self.is_shut_down);
         self.reply_deferred(request, size_of::<IoctlOut>(), move |reply| {
             // A loss keeps no volume from being shut down (law 4).
-            let sent = unsent.write_back(&device);
+            unsent.all().send(&device);
+            let sent = losses.check();
             let synced = filesystem.sync();
             is_shut_down.store(true, Ordering::Release);
             filesystem.abandon();

@@ -22,8 +22,12 @@
 //!    reader comes.
 //! 6. The kernel does not repeat a WRITE request that fails, as on a full volume: the data is lost.
 //!    A caller learns of every loss of the files that it needs during its call, and where the mount
-//!    ends, of all files. Its call begins when it lists the files ([`UnsentData::add`]), not when a
-//!    thread walks through them: a caller may wait for the walk of another one meanwhile.
+//!    ends, of all files. Its call begins before it waits for a thread, or for the walk of another
+//!    caller ([`LossWatch`]).
+//! 7. The files are listed when the walk through them begins. A call that waits for that keeps no
+//!    list, since users may have any number of such calls. The kernel has sent everything of a file
+//!    when it releases the last handle that was open for writing, so nothing is missed of a file
+//!    that is closed meanwhile.
 //!
 //! With write-back caching, the kernel writes through the pages of a write(2) that removes a
 //! set-user-id bit. Law 4 concerns the one write that removes it: a sync of the volume or a
@@ -31,6 +35,8 @@
 //!
 //! A request for which the kernel holds its inode lock excludes write(2), so it may drop the pages
 //! of its file on every mount (`deferred`).
+//!
+//! [`LossWatch`]: crate::door::lost_writes::LossWatch
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -41,7 +47,9 @@ use butternut::FileId;
 
 use crate::connection;
 use crate::errno::{Errno, ErrnoResult};
+use crate::handles::Handles;
 use crate::handles::fills::Fills;
+use crate::nodes::Nodes;
 
 /// The end of all offsets of a file.
 const OFFSETS_END: u64 = i64::MAX.cast_unsigned();
@@ -50,94 +58,86 @@ const OFFSETS_END: u64 = i64::MAX.cast_unsigned();
 const PIECE_BYTES_MIN: u64 = 1 << 30;
 const PIECES_PER_DOUBLING: u64 = 8;
 
-/// Files that are open for writing.
+/// The nodes of files that are open for writing.
 #[derive(Default)]
 pub(super) struct UnsentData {
-    files: Vec<UnsentFile>,
+    nodes: Vec<u64>,
 }
 
-struct UnsentFile {
-    id: FileId,
-    node: u64,
-    lost: LostWrites,
-}
-
-/// Notices the writes of some files that the kernel loses after the call began.
-#[derive(Default)]
-pub(super) struct LossWatch(Vec<LostWrites>);
-
-/// The lost writes of one file.
+/// Lists the files that may have unsent data, also in a thread without the door (law 7).
 #[derive(Clone)]
-struct LostWrites {
-    /// They count them.
+pub(super) struct UnsentFiles {
+    pub(super) handles: Arc<Handles>,
+    pub(super) nodes: Arc<Nodes>,
+    /// Whether files may have any (law 4).
+    pub(super) may_exist: bool,
+}
+
+/// One file that may have unsent data, with its losses since the call began.
+pub(super) struct UnsentFile {
+    node: u64,
     fills: Arc<Fills>,
-    /// Their number when the call began.
+    /// The number of its lost writes when the call began.
     before: u64,
 }
 
-impl UnsentData {
-    /// Adds a file: its node, and its fills.
-    pub(super) fn add(&mut self, id: FileId, node: u64, fills: Arc<Fills>) {
-        let before = fills.lost_writes();
-        self.files.push(UnsentFile { id, node, lost: LostWrites { fills, before } });
-    }
-
-    /// Returns what notices the losses of the call that has listed these files.
-    pub(super) fn losses(&self) -> LossWatch {
-        LossWatch(self.files.iter().map(|file| file.lost.clone()).collect())
-    }
-
-    /// Returns those of some subvolumes.
-    pub(super) fn of_subvolumes(mut self, subvolumes: &HashSet<u64>) -> Self {
-        self.files.retain(|file| subvolumes.contains(&file.id.subvolume));
-        self
-    }
-
-    /// Returns that of one file, if it has any.
-    pub(super) fn of_file(mut self, id: FileId) -> Self {
-        self.files.retain(|file| file.id == id);
-        self
-    }
-
-    /// Returns that of the files of both.
-    pub(super) fn join(mut self, other: Self) -> Self {
-        let known: HashSet<FileId> = self.files.iter().map(|file| file.id).collect();
-        self.files.extend(other.files.into_iter().filter(|file| !known.contains(&file.id)));
-        self
-    }
-
+impl UnsentFiles {
+    /// Returns whether there are none.
     pub(super) fn is_empty(&self) -> bool {
-        self.files.is_empty()
+        !self.may_exist || !self.handles.has_open_for_write()
     }
 
-    /// Makes the kernel write back its dirty pages of the files, and waits for that.
-    ///
-    /// # Errors
-    /// `EIO`: the kernel has lost writes of these files since they were listed (law 6).
-    pub(super) fn write_back(&self, device: &OwnedFd) -> ErrnoResult<()> {
-        self.send(device);
-        self.losses().check()
+    /// Lists all.
+    pub(super) fn all(&self) -> UnsentData {
+        self.those(|_| true)
     }
 
-    /// Makes the kernel write back its dirty pages of the files, and waits for that. Each caller
-    /// checks its own losses.
-    pub(super) fn send(&self, device: &OwnedFd) {
-        for file in &self.files {
-            for piece in pieces() {
-                connection::invalidate_page_range(device, file.node, &piece);
-            }
+    /// Lists those of some subvolumes.
+    pub(super) fn of_subvolumes(&self, subvolumes: &HashSet<u64>) -> UnsentData {
+        self.those(|id| subvolumes.contains(&id.subvolume))
+    }
+
+    fn those(&self, some: impl Fn(FileId) -> bool) -> UnsentData {
+        if !self.may_exist {
+            return UnsentData::default();
         }
+        let files = self.handles.open_for_write(some);
+        UnsentData { nodes: files.into_iter().map(|id| self.nodes.node_id(id)).collect() }
+    }
+
+    /// Returns one file, if it may have unsent data.
+    pub(super) fn file(&self, id: FileId) -> Option<UnsentFile> {
+        if !self.may_exist || !self.handles.is_open_for_write(id) {
+            return None;
+        }
+        let fills = self.handles.fills(id)?;
+        let before = fills.lost_writes();
+        Some(UnsentFile { node: self.nodes.node_id(id), fills, before })
     }
 }
 
-impl LossWatch {
-    /// Fails if the kernel has lost writes since the call began.
+impl UnsentData {
+    /// Makes the kernel write back its dirty pages of the files, and waits for that. Each caller
+    /// checks its own losses (law 6).
+    pub(super) fn send(&self, device: &OwnedFd) {
+        self.nodes.iter().for_each(|node| send_file(device, *node));
+    }
+}
+
+impl UnsentFile {
+    /// Makes the kernel write back its dirty pages of the file, and waits for that.
     ///
     /// # Errors
-    /// `EIO` (law 6).
-    pub(super) fn check(&self) -> ErrnoResult<()> {
-        let has_lost = self.0.iter().any(|file| file.fills.lost_writes() != file.before);
-        if has_lost { Err(Errno::EIO) } else { Ok(()) }
+    /// `EIO`: the kernel has lost writes of the file since the call began (law 6).
+    pub(super) fn write_back(&self, device: &OwnedFd) -> ErrnoResult<()> {
+        send_file(device, self.node);
+        if self.fills.lost_writes() == self.before { Ok(()) } else { Err(Errno::EIO) }
+    }
+}
+
+fn send_file(device: &OwnedFd, node: u64) {
+    for piece in pieces() {
+        connection::invalidate_page_range(device, node, &piece);
     }
 }
 
@@ -169,24 +169,5 @@ mod tests {
             assert!(bytes <= PIECE_BYTES_MIN.max(piece.start / PIECES_PER_DOUBLING), "{piece:?}");
             assert!(piece.start.is_multiple_of(4096), "{piece:?}");
         }
-    }
-    /// As where one caller waits for the walk of another one.
-    #[test]
-    fn a_call_notices_the_losses_after_it_began_and_before_the_walk() {
-        let fills = Arc::new(Fills::default());
-        let list = || {
-            let mut unsent = UnsentData::default();
-            unsent.add(FileId::new(5, 257), 1, Arc::clone(&fills));
-            unsent
-        };
-        let earlier = list();
-        fills.count_lost_write();
-        let later = list();
-        let (of_earlier, of_later) = (earlier.losses(), later.losses());
-        assert_eq!(of_earlier.check(), Err(Errno::EIO));
-        assert_eq!(of_later.check(), Ok(()), "it was lost before the call");
-        assert_eq!(earlier.join(later).losses().check(), Err(Errno::EIO));
-        fills.count_lost_write();
-        assert_eq!(of_later.check(), Err(Errno::EIO));
     }
 }

@@ -7,6 +7,7 @@
 //!    files that are open for writing. So one thread serves all of them: those that come during a
 //!    walk wait for the next one, which they share, and so they share the commit after it. Each of
 //!    them reads its own report of losses, and notices what the kernel loses from its own begin on.
+//!    The thread lists the files; a sync that waits keeps no list.
 //! 2. During syncfs(2) and sync(2) the kernel holds the lock of its superblock, which a remount
 //!    waits for. A sync waits for at most one walk and one commit that began before it, whatever
 //!    other calls are queued.
@@ -20,7 +21,6 @@ use std::sync::Arc;
 
 use butternut_sys::lock::{Mutex, rank};
 
-use crate::door::unsent::UnsentData;
 use crate::errno::{Errno, ErrnoResult};
 
 /// The results that the syncs of one walk share.
@@ -42,28 +42,24 @@ struct State {
     /// Whether a thread takes what waits.
     is_running: bool,
     waiting: Vec<Sync>,
-    /// The files that they need.
-    unsent: UnsentData,
 }
 
 impl VolumeSyncs {
     /// Adds a sync. Returns whether the caller must start the thread.
-    pub(super) fn add(&self, unsent: UnsentData, sync: Sync) -> bool {
+    pub(super) fn add(&self, sync: Sync) -> bool {
         let mut state = self.0.lock();
         state.waiting.push(sync);
-        let joined = mem::take(&mut state.unsent).join(unsent);
-        state.unsent = joined;
         !mem::replace(&mut state.is_running, true)
     }
 
     /// Takes all that waits; `None` ends the thread.
-    pub(super) fn next(&self) -> Option<(UnsentData, Vec<Sync>)> {
+    pub(super) fn next(&self) -> Option<Vec<Sync>> {
         let mut state = self.0.lock();
         if state.waiting.is_empty() {
             state.is_running = false;
             return None;
         }
-        Some((mem::take(&mut state.unsent), mem::take(&mut state.waiting)))
+        Some(mem::take(&mut state.waiting))
     }
 
     /// Returns what waits at the end of the mount, when no caller is left.
@@ -71,10 +67,10 @@ impl VolumeSyncs {
         mem::take(&mut self.0.lock().waiting)
     }
 
-    /// Serves what waits. `commit` makes the kernel send its data of some files, and commits.
-    pub(super) fn run(&self, commit: impl Fn(&UnsentData) -> Shared) {
-        while let Some((unsent, syncs)) = self.next() {
-            let done = catch_unwind(AssertUnwindSafe(|| commit(&unsent)));
+    /// Serves what waits. `commit` makes the kernel send its data of all files, and commits.
+    pub(super) fn run(&self, commit: impl Fn() -> Shared) {
+        while let Some(syncs) = self.next() {
+            let done = catch_unwind(AssertUnwindSafe(&commit));
             // Law 4.
             let panicked = Shared { sent: Err(Errno::EIO), committed: Err(Errno::EIO) };
             let shared = done.unwrap_or(panicked);
@@ -88,7 +84,6 @@ impl VolumeSyncs {
 #[cfg(test)]
 mod tests {
     use super::{Shared, Sync, VolumeSyncs};
-    use crate::door::unsent::UnsentData;
     use crate::errno::Errno;
     use std::cell::Cell;
     use std::sync::mpsc;
@@ -103,17 +98,17 @@ mod tests {
             Box::new(move |_| sender.send(number).unwrap())
         };
         let syncs = VolumeSyncs::default();
-        assert!(syncs.add(UnsentData::default(), sync(1)), "the first starts the thread");
-        let first = syncs.next().unwrap().1;
-        assert!(!syncs.add(UnsentData::default(), sync(2)));
-        assert!(!syncs.add(UnsentData::default(), sync(3)));
+        assert!(syncs.add(sync(1)), "the first starts the thread");
+        let first = syncs.next().unwrap();
+        assert!(!syncs.add(sync(2)));
+        assert!(!syncs.add(sync(3)));
         assert_eq!(first.len(), 1);
-        let second = syncs.next().unwrap().1;
+        let second = syncs.next().unwrap();
         assert_eq!(second.len(), 2);
         first.into_iter().chain(second).for_each(|sync| sync(DONE));
         assert_eq!(receiver.try_iter().count(), 3);
         assert!(syncs.next().is_none());
-        assert!(syncs.add(UnsentData::default(), sync(4)), "the thread has ended");
+        assert!(syncs.add(sync(4)), "the thread has ended");
     }
 
     #[test]
@@ -124,12 +119,12 @@ mod tests {
             Box::new(move |shared| sender.send(shared).unwrap())
         };
         let (syncs, commits) = (VolumeSyncs::default(), Cell::new(0));
-        syncs.add(UnsentData::default(), sync());
-        syncs.run(|_| {
+        syncs.add(sync());
+        syncs.run(|| {
             commits.set(commits.get() + 1);
             if commits.get() == 1 {
                 for _ in 0..20 {
-                    syncs.add(UnsentData::default(), sync());
+                    syncs.add(sync());
                 }
             }
             DONE
@@ -144,11 +139,11 @@ mod tests {
         let syncs = VolumeSyncs::default();
         for _ in 0..2 {
             let sender = sender.clone();
-            syncs.add(UnsentData::default(), Box::new(move |shared| sender.send(shared).unwrap()));
+            syncs.add(Box::new(move |shared| sender.send(shared).unwrap()));
         }
-        syncs.run(|_| panic!("intended"));
+        syncs.run(|| panic!("intended"));
         let failed = Shared { sent: Err(Errno::EIO), committed: Err(Errno::EIO) };
         assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [failed; 2]);
-        assert!(syncs.add(UnsentData::default(), Box::new(|_| ())), "the thread has ended");
+        assert!(syncs.add(Box::new(|_| ())), "the thread has ended");
     }
 }

@@ -16,7 +16,6 @@ use crate::connection::protocol::{
 };
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
-use crate::door::unsent::UnsentData;
 use crate::door::volume_syncs::Shared;
 use crate::door::{Door, Outcome, caller};
 use crate::errno::{Errno, ErrnoResult};
@@ -101,11 +100,10 @@ impl Door {
             let is_shut_down = is_shut_down.load(Ordering::Acquire);
             reply.push_xattr(size, if is_shut_down { SYNC_SHUT_DOWN } else { SYNC_DONE })
         };
-        let unsent = if self.is_shut_down() { UnsentData::default() } else { self.unsent_data() };
-        if unsent.is_empty() {
+        if self.is_shut_down() || self.unsent_files().is_empty() {
             return sync(self.commit_alone(), reply).map(|()| Outcome::Reply);
         }
-        self.reply_after_unsent(request, SYNC_REPLY_BYTES, unsent, sync);
+        self.reply_after_unsent(request, SYNC_REPLY_BYTES, sync);
         Ok(Outcome::NoReply)
     }
 
@@ -123,11 +121,10 @@ impl Door {
             }
             shared.sent
         };
-        let unsent = self.unsent_data();
-        if unsent.is_empty() {
+        if self.unsent_files().is_empty() {
             return sync(self.commit_alone()).map(|()| Outcome::Reply);
         }
-        self.reply_after_unsent(request, 0, unsent, move |shared, _| sync(shared));
+        self.reply_after_unsent(request, 0, move |shared, _| sync(shared));
         Ok(Outcome::NoReply)
     }
 
