@@ -69,11 +69,22 @@ pub struct ReceiveReport {
     /// The number of commands of the incomplete subvolume that need not be applied again, if
     /// [`Filesystem::receive_resumable`] has kept it.
     pub resumable: Option<u64>,
-    /// The names of the snapshots of an interrupted [`Filesystem::receive_resumable`] that were
-    /// changed since then. They are not used and not deleted.
+    /// The names of the snapshots of an interrupted [`Filesystem::receive_resumable`] that are not
+    /// as it has made them, also if they were writable only. They are not used and not deleted.
     pub changed: Vec<Vec<u8>>,
     /// The incomplete subvolume, if it could not be deleted.
     pub unfinished: Option<Unfinished>,
+}
+
+impl ReceiveReport {
+    /// Adds names of snapshots that were changed.
+    fn add_changed(&mut self, names: impl IntoIterator<Item = Vec<u8>>) {
+        for name in names {
+            if !self.changed.contains(&name) {
+                self.changed.push(name);
+            }
+        }
+    }
 }
 
 /// A subvolume of a stream that failed, and that could not be deleted. It is writable, and not the
@@ -152,8 +163,8 @@ impl Filesystem {
     /// What is incomplete is kept in `dir`, in a snapshot whose name begins with
     /// `.butternut-receive`, until its subvolume is complete. It has the effects of the commands up
     /// to a damage or the end of the input; after another error or a crash, of all but those of the
-    /// last `checkpoint_bytes` bytes of the stream. A snapshot that was changed since then is not
-    /// used and not deleted: [`ReceiveReport::changed`].
+    /// last `checkpoint_bytes` bytes of the stream. A snapshot that was writable since then, or that
+    /// no receive has made, is not used and not deleted: [`ReceiveReport::changed`].
     ///
     /// # Errors
     /// As [`Filesystem::receive`]; [`Error::Stream`] for a stream that is not the one that was

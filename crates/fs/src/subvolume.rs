@@ -5,6 +5,7 @@ pub(crate) mod clean;
 pub(crate) mod create;
 mod delete;
 pub(crate) mod listings;
+pub(crate) mod mark;
 pub(crate) mod merges;
 mod properties;
 pub(crate) mod recursive;

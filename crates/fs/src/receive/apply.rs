@@ -149,9 +149,11 @@ impl<'a, 'r> Receiver<'a, 'r> {
         filesystem.wait_for_orphans_of(current.id)?;
         let name = filesystem.free_checkpoint_name(self.dir, current.applied, current.uuid)?;
         let _hidden = self.serving.map(|serving| serving.hide_name(&name));
-        filesystem.snapshot(current.id, self.dir, &name, SnapshotAccess::ReadOnly)?;
+        let mark = current.applied.mark(current.uuid);
+        filesystem.create_checkpoint(Some(current.id), (self.dir, &name), mark)?;
         let found = filesystem.checkpoints(self.dir, current.uuid, self.serving)?;
-        current.checkpoints = filesystem.keep_last(self.dir, found.usable)?;
+        self.report.add_changed(found.changed);
+        current.checkpoints = filesystem.keep_last(self.dir, found.usable, self.report)?;
         Ok(())
     }
 
@@ -285,8 +287,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
             return Err(Error::Exists);
         }
         let hidden = self.serving.map(|serving| serving.hide_name(name));
-        let kept_as_it_is =
-            last.map(|last| self.filesystem.keep_checkpoint(last.id)).transpose()?;
+        let kept_as_it_is = last.map(|last| self.filesystem.keep_checkpoint(last)).transpose()?;
         let origin = last.map(|last| last.id).or(source.map(|(id, _)| id));
         let access = SnapshotAccess::ReadWrite;
         let made = match origin {
@@ -329,8 +330,8 @@ impl<'a, 'r> Receiver<'a, 'r> {
             // Memory shows what another receive completes before its commit is on disk.
             self.filesystem.commit()?;
             let left = self.filesystem.checkpoints(self.dir, uuid, self.serving)?;
-            self.report.changed.extend(left.changed);
-            self.filesystem.delete_checkpoints(self.dir, &left.usable)?;
+            self.report.add_changed(left.changed);
+            self.filesystem.delete_checkpoints(self.dir, &left.usable, self.report)?;
         }
         Ok(is_complete)
     }
@@ -340,7 +341,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
     fn prepare(&mut self, name: &[u8], uuid: Uuid, source: Option<u64>) -> Result<Vec<Checkpoint>> {
         let filesystem = self.filesystem;
         let found = filesystem.checkpoints(self.dir, uuid, self.serving)?;
-        self.report.changed.extend(found.changed);
+        self.report.add_changed(found.changed);
         let mut found = found.usable;
         if let Some(info) = filesystem.received_at(self.dir, name)? {
             if !found.iter().any(|checkpoint| checkpoint.is_of(&info)) {
@@ -352,19 +353,11 @@ impl<'a, 'r> Receiver<'a, 'r> {
         if found.is_empty() {
             let name = filesystem.free_checkpoint_name(self.dir, self.progress, uuid)?;
             let _hidden = self.serving.map(|serving| serving.hide_name(&name));
-            match source {
-                None => {
-                    filesystem.create_subvolume(self.dir, &name, &NewInode::new(0o755))?;
-                }
-                Some(source) => {
-                    // A read-only snapshot would keep the received UUID of the parent.
-                    filesystem.snapshot(source, self.dir, &name, SnapshotAccess::ReadWrite)?;
-                }
-            }
-            // This makes it read-only: programs could change it after an interruption.
+            let mark = self.progress.mark(uuid);
+            filesystem.create_checkpoint(source, (self.dir, &name), mark)?;
             found = filesystem.checkpoints(self.dir, uuid, self.serving)?.usable;
         }
-        filesystem.keep_last(self.dir, found)
+        filesystem.keep_last(self.dir, found, self.report)
     }
 
     /// Removes the attributes of a new inode: it has inherited them from its directory, where the
@@ -387,7 +380,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
         let received = ReceivedSubvolume { id, name, uuid: uuid.0, is_snapshot };
         self.report.subvolumes.push(received);
         self.sources.clear();
-        self.filesystem.delete_checkpoints(self.dir, &checkpoints)
+        self.filesystem.delete_checkpoints(self.dir, &checkpoints, self.report)
     }
 
     fn current(&mut self) -> Result<&mut Current> {

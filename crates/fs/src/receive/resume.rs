@@ -15,22 +15,28 @@
 //! 3. A subvolume that a crash has left is deleted only if its UUID or that of its origin says that
 //!    a checkpoint was made from it or it from the checkpoint.
 //! 4. The checkpoints of a source are deleted when its subvolume is complete.
-//! 5. A checkpoint is read-only, so that no program changes what a receive begins with. On a mount,
-//!    no program sees a checkpoint while a receive makes, uses or deletes it. What an interrupted
-//!    receive has left is visible, so that it can be deleted.
-//! 6. The owner of a checkpoint's root directory, which the stream sets, can make it writable,
-//!    change it and make it read-only again. The root item then names a change after the creation,
-//!    and the checkpoint is not used. It is not deleted either, because it may have files of a
-//!    user: it is reported, and a new checkpoint after the same commands gets a number at the end
-//!    of its name. While a subvolume is made from a checkpoint, that stays as it is.
+//! 5. A checkpoint is read-only, so that no program changes what a receive begins with, and the
+//!    commit that makes it marks it ([`CheckpointMark`]), so that no program makes one under its
+//!    name. On a mount, no program sees a checkpoint while a receive makes, uses or deletes it. What
+//!    an interrupted receive has left is visible, so that it can be deleted.
+//! 6. The owner of a checkpoint's root directory, which the stream sets, can make it writable. It
+//!    has no mark then, whether it was changed or not: the kernel may have changes of files that
+//!    are open, which no other thread knows. It is not used. It is not deleted or made read-only
+//!    either, because it may have files of a user: it is reported, and a new checkpoint after the
+//!    same commands gets a number at the end of its name. While a subvolume is made from a
+//!    checkpoint, that stays as it is.
 //! 7. One receive at a time uses the checkpoints of a source in a directory
 //!    ([`super::in_progress`]).
 
+use super::ReceiveReport;
 use super::serving::{HiddenName, ReceiveServing};
 use crate::send::in_progress::StreamInProgress;
+use crate::subvolume::mark::CheckpointMark;
 use crate::{Error, FIRST_ENTRY, FileId, Filesystem, Result, SubvolumeInfo};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::refused::Refused;
+use butternut_format::root::RootHistory;
+use butternut_format::units::TreeId;
 use butternut_format::uuid::Uuid;
 use std::collections::BTreeSet;
 
@@ -53,6 +59,7 @@ pub(super) struct Checkpoint {
     pub(super) id: u64,
     pub(super) name: Vec<u8>,
     pub(super) progress: Progress,
+    mark: CheckpointMark,
     uuid: [u8; 16],
     /// The UUID of the subvolume that it was made from.
     origin: [u8; 16],
@@ -65,7 +72,7 @@ pub(super) struct Checkpoint {
 pub(super) struct Checkpoints {
     /// Those that can be used, the last one last.
     pub(super) usable: Vec<Checkpoint>,
-    /// The names of those that were changed (law 6).
+    /// The names of those that have no mark (law 6).
     pub(super) changed: Vec<Vec<u8>>,
 }
 
@@ -85,6 +92,14 @@ impl Progress {
     /// Returns the name of the checkpoint after these commands.
     fn name(self, uuid: Uuid) -> String {
         format!("{PREFIX}.{uuid}.{}.{:016x}", self.commands, self.digest)
+    }
+
+    /// Returns the mark of the checkpoint after these commands.
+    pub(super) fn mark(self, uuid: Uuid) -> CheckpointMark {
+        let checksum = ChecksumKind::Sha256.compute(self.name(uuid).as_bytes());
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&checksum[..16]);
+        CheckpointMark(Uuid(bytes))
     }
 
     /// Reads the name of a checkpoint of the source `uuid`.
@@ -134,52 +149,42 @@ impl Filesystem {
         let mut found = Checkpoints { usable: Vec::new(), changed: Vec::new() };
         for (name, progress) in named {
             let id = self.lookup(dir, &name)?;
-            // A received subvolume of such a name is none: it has another content.
-            if !id.is_subvolume_root() || self.subvolume(id.subvolume)?.received_uuid != [0; 16] {
+            if !id.is_subvolume_root() {
                 continue;
             }
+            let (id, mark) = (id.subvolume, progress.mark(uuid));
             let hidden = serving.map(|serving| serving.hide_name(&name));
-            let info = self.closed_checkpoint(id.subvolume)?;
-            if is_unchanged(&info) {
-                let (id, uuid, origin) = (info.id, info.uuid, info.parent_uuid);
-                found.usable.push(Checkpoint { id, name, progress, uuid, origin, hidden });
-            } else {
+            let Some((_, root)) = self.forest().root_item(TreeId(id))? else { continue };
+            let RootHistory { uuid, parent_uuid: origin, received_uuid, .. } =
+                root.history().unwrap_or_default();
+            if mark.is_of(&root) {
+                found.usable.push(Checkpoint { id, name, progress, mark, uuid, origin, hidden });
+            } else if Uuid(received_uuid).is_nil() || received_uuid == mark.0.0 {
                 found.changed.push(name);
             }
+            // Another received subvolume of such a name was never a checkpoint.
         }
         found.usable.sort_by_key(|checkpoint| checkpoint.progress.commands);
         Ok(found)
-    }
-
-    /// Makes a checkpoint read-only that a crash or a program has left writable, unless it was
-    /// changed, and returns what the root item says then.
-    fn closed_checkpoint(&self, id: u64) -> Result<SubvolumeInfo> {
-        let info = self.subvolume(id)?;
-        if info.read_only {
-            return Ok(info);
-        }
-        // The root item names a change after its commit.
-        self.sync_names()?;
-        if has_later_change(&self.subvolume(id)?) {
-            return self.subvolume(id);
-        }
-        // This commits what a program has changed meanwhile.
-        self.set_subvolume_read_only(id, true)?;
-        self.subvolume(id)
     }
 
     /// Keeps a checkpoint as it is until the result is dropped.
     ///
     /// # Errors
     /// It was changed after it was found.
-    pub(super) fn keep_checkpoint(&self, id: u64) -> Result<Option<StreamInProgress<'_>>> {
+    pub(super) fn keep_checkpoint(
+        &self,
+        checkpoint: &Checkpoint,
+    ) -> Result<Option<StreamInProgress<'_>>> {
         let what = "a program changes the snapshot that the receive goes on from";
         let changed = || Error::NotPermitted { what };
-        let kept = match self.begin_stream(vec![id]) {
+        let kept = match self.begin_stream(vec![checkpoint.id]) {
             Err(Error::NotPermitted { .. } | Error::NoSubvolume { .. }) => return Err(changed()),
             begun => begun?,
         };
-        if is_unchanged(&self.subvolume(id)?) { Ok(kept) } else { Err(changed()) }
+        let root = self.forest().root_item(TreeId(checkpoint.id))?;
+        let is_kept = root.is_some_and(|(_, root)| checkpoint.mark.is_kept(&root));
+        if is_kept { Ok(kept) } else { Err(changed()) }
     }
 
     /// Returns a name for the checkpoint after some commands that no entry has (law 6).
@@ -231,24 +236,36 @@ impl Filesystem {
         }
     }
 
-    /// Deletes all checkpoints but the last one, which it returns.
+    /// Deletes all checkpoints but the last one, which it returns. Those that a program has changed
+    /// stay, and are reported.
     pub(super) fn keep_last(
         &self,
         dir: FileId,
         mut found: Vec<Checkpoint>,
+        report: &mut ReceiveReport,
     ) -> Result<Vec<Checkpoint>> {
         let last = found.pop();
-        self.delete_checkpoints(dir, &found)?;
+        self.delete_checkpoints(dir, &found, report)?;
         Ok(last.into_iter().collect())
     }
 
-    /// Deletes checkpoints, and frees their space. On a mount, the cleaner frees it.
-    pub(super) fn delete_checkpoints(&self, dir: FileId, all: &[Checkpoint]) -> Result<()> {
+    /// Deletes checkpoints, and frees their space. On a mount, the cleaner frees it. Those that a
+    /// program has changed stay, and are reported.
+    pub(super) fn delete_checkpoints(
+        &self,
+        dir: FileId,
+        all: &[Checkpoint],
+        report: &mut ReceiveReport,
+    ) -> Result<()> {
         if all.is_empty() {
             return Ok(());
         }
-        for Checkpoint { id, name, .. } in all {
-            self.delete_subvolume_of_id(dir, name, *id)?;
+        for Checkpoint { id, name, mark, .. } in all {
+            match self.delete_checkpoint(dir, name, (*id, *mark)) {
+                Err(Error::NotFound) if self.is_deleted(*id) => {}
+                Err(Error::NotFound) => report.add_changed([name.clone()]),
+                deleted => deleted?,
+            }
         }
         let is_mounted = all.iter().any(|checkpoint| checkpoint.hidden.is_some());
         if is_mounted { Ok(()) } else { self.clean_subvolumes().map(drop) }
@@ -260,16 +277,59 @@ impl Checkpoint {
     pub(super) fn is_of(&self, info: &SubvolumeInfo) -> bool {
         !info.read_only
             && info.received_uuid == [0; 16]
-            && (info.parent_uuid == self.uuid || self.origin == info.uuid)
+            && (is_same(info.parent_uuid, self.uuid) || is_same(self.origin, info.uuid))
     }
 }
 
-/// Returns whether a checkpoint is as it was made (law 6).
-fn is_unchanged(info: &SubvolumeInfo) -> bool {
-    info.read_only && !has_later_change(info)
+/// Returns whether two UUIDs name one subvolume. Nil UUIDs name none.
+fn is_same(one: [u8; 16], other: [u8; 16]) -> bool {
+    one == other && !Uuid(one).is_nil()
 }
 
-/// Returns whether a transaction after the one that made a subvolume has changed it.
-fn has_later_change(info: &SubvolumeInfo) -> bool {
-    info.changed_generation > info.created_generation
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Time;
+
+    /// A root item in its old form has no UUIDs, and the first checkpoint of a full stream no
+    /// origin.
+    #[test]
+    fn subvolumes_without_a_uuid_are_not_what_a_crash_has_left() {
+        let (progress, mark) = (Progress::default(), CheckpointMark(Uuid([1; 16])));
+        let (name, hidden) = (Vec::new(), None);
+        let (own, origin) = ([2; 16], [0; 16]);
+        let mut checkpoint =
+            Checkpoint { id: 256, name, progress, mark, uuid: own, origin, hidden };
+        let now = Time::default();
+        let mut left = SubvolumeInfo {
+            id: 257,
+            parent: Some(5),
+            dir: 256,
+            name: b"sub".to_vec(),
+            path: None,
+            uuid: [0; 16],
+            parent_uuid: [0; 16],
+            received_uuid: [0; 16],
+            generation: 9,
+            created_generation: 9,
+            changed_generation: 9,
+            sent_generation: 0,
+            received_generation: 0,
+            created: now,
+            changed: now,
+            sent: now,
+            received: now,
+            flags: 0,
+            read_only: false,
+            deleted: false,
+        };
+        assert!(!checkpoint.is_of(&left), "no UUID, as the origin");
+        left.parent_uuid = own;
+        assert!(checkpoint.is_of(&left));
+        (left.uuid, left.parent_uuid) = ([3; 16], [0; 16]);
+        checkpoint.uuid = [0; 16];
+        assert!(!checkpoint.is_of(&left), "no origin, as the checkpoint has no UUID");
+        checkpoint.origin = [3; 16];
+        assert!(checkpoint.is_of(&left));
+    }
 }

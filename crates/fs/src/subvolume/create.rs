@@ -23,12 +23,15 @@
 //! 6. The quota groups of a new subvolume are checked before the commit changes anything. Where
 //!    quotas are off, they are ignored, as in the kernel. With simple quotas, a subvolume without
 //!    any is in the groups of the subvolume that it is made in.
+//! 7. A checkpoint of a receive gets its mark in the commit that makes it (`mark`), so that no other
+//!    thread sees one that is writable. It keeps nothing of what law 4 says.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::inheritance::Inheritance;
 use crate::inode::new_inode::{NewInode, next_index};
 use crate::inode::table::InodeEntry;
 use crate::names::create::check_name;
+use crate::subvolume::mark::CheckpointMark;
 use crate::subvolume::uuid_tree::UuidTree;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, FileKind, Filesystem, Result};
@@ -116,6 +119,37 @@ impl Filesystem {
         new: &NewInode,
         qgroups: &[QgroupId],
     ) -> Result<u64> {
+        self.create_with(dir, name, new, qgroups, None)
+    }
+
+    /// Makes a checkpoint of a receive under a name (law 7): a snapshot of `source`, or an empty
+    /// subvolume. It is durable when this returns.
+    ///
+    /// # Errors
+    /// As [`Filesystem::snapshot`].
+    pub(crate) fn create_checkpoint(
+        &self,
+        source: Option<u64>,
+        (dir, name): (FileId, &[u8]),
+        mark: CheckpointMark,
+    ) -> Result<u64> {
+        match source {
+            None => self.create_with(dir, name, &NewInode::new(0o755), &[], Some(mark)),
+            Some(source) => {
+                let access = SnapshotAccess::ReadOnly;
+                self.snapshot_with(source, (dir, name), access, &[], Some(mark))
+            }
+        }
+    }
+
+    fn create_with(
+        &self,
+        dir: FileId,
+        name: &[u8],
+        new: &NewInode,
+        qgroups: &[QgroupId],
+        mark: Option<CheckpointMark>,
+    ) -> Result<u64> {
         check_levels(qgroups)?;
         let writing = self.begin()?;
         let subvolume = self.writable_subvolume(&writing, dir)?;
@@ -123,10 +157,13 @@ impl Filesystem {
         self.add_subvolume(
             &writing,
             (dir, name),
-            &NewSubvolume::one(None, qgroups),
+            &NewSubvolume::one(mark.map(|mark| mark.0), qgroups),
             &mut |at_commit, entry| {
-                let root =
+                let mut root =
                     empty_root(entry, at_commit.generation(), self.super_block().node_bytes());
+                if let Some(mark) = mark {
+                    mark.set(&mut root);
+                }
                 at_commit.create_tree(entry.id, &root)?;
                 directory.insert(at_commit, entry)
             },
@@ -163,6 +200,17 @@ impl Filesystem {
         access: SnapshotAccess,
         qgroups: &[QgroupId],
     ) -> Result<u64> {
+        self.snapshot_with(source, (dir, name), access, qgroups, None)
+    }
+
+    fn snapshot_with(
+        &self,
+        source: u64,
+        (dir, name): (FileId, &[u8]),
+        access: SnapshotAccess,
+        qgroups: &[QgroupId],
+        mark: Option<CheckpointMark>,
+    ) -> Result<u64> {
         check_levels(qgroups)?;
         let write_state = self.may_begin()?;
         // Raises the error of a source that does not exist.
@@ -175,17 +223,24 @@ impl Filesystem {
         // It may have been deleted meanwhile.
         self.subvolume_tree(source)?;
         self.write_back_subvolume(write_state, source, &begin)?;
-        let received = self.received_uuid(source, access)?;
+        let received = match mark {
+            Some(mark) => Some(mark.0),
+            None => self.received_uuid(source, access)?,
+        };
         let (at, new) = ((dir, name), NewSubvolume::one(received, qgroups));
         let made = self.add_subvolume(write_state, at, &new, &mut |at_commit, entry| {
             at_commit.snapshot(TreeId(source), entry.id, |root| {
                 describe_snapshot(root, &entry.origin, at_commit.generation(), access);
+                if let Some(mark) = mark {
+                    mark.set(root);
+                }
             })?;
             Ok(())
         });
         self.shared.source.forget_write_targets();
         drop(excluded);
-        if let (Ok(id), SnapshotAccess::ReadOnly) = (&made, access) {
+        // A deletion of orphans would change a checkpoint, which then has no mark.
+        if let (Ok(id), SnapshotAccess::ReadOnly, None) = (&made, access, mark) {
             self.delete_orphans_of_read_only(write_state, *id);
         }
         made

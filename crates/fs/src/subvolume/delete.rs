@@ -12,6 +12,7 @@
 
 use crate::names::create::check_name;
 use crate::names::unlink::may_lose_entry;
+use crate::subvolume::mark::CheckpointMark;
 use crate::subvolume::uuid_tree::UuidTree;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Filesystem, Result};
@@ -28,6 +29,8 @@ use butternut_tree::{ReservationLevel, TreeError};
 enum Wanted {
     Any,
     Id(u64),
+    /// That of an id, if it was not writable since it had the mark of a checkpoint.
+    Marked(u64, CheckpointMark),
     /// One without entries.
     Empty,
 }
@@ -55,6 +58,20 @@ impl Filesystem {
     /// subvolume's by now.
     pub fn delete_subvolume_of_id(&self, dir: FileId, name: &[u8], id: u64) -> Result<()> {
         self.delete_named(dir, name, Wanted::Id(id)).map(drop)
+    }
+
+    /// Deletes the checkpoint of a name as [`Filesystem::delete_subvolume_of_id`] does, unless it
+    /// has become writable since it was found to have its mark.
+    ///
+    /// # Errors
+    /// As of [`Filesystem::delete_subvolume_of_id`]; [`Error::NotFound`] also if it was writable.
+    pub(crate) fn delete_checkpoint(
+        &self,
+        dir: FileId,
+        name: &[u8],
+        (id, mark): (u64, CheckpointMark),
+    ) -> Result<()> {
+        self.delete_named(dir, name, Wanted::Marked(id, mark)).map(drop)
     }
 
     /// Deletes the subvolume of a name as [`Filesystem::delete_subvolume`] does, if nothing is in
@@ -97,7 +114,7 @@ impl Filesystem {
         if !id.is_subvolume_root() || id == dir {
             return Err(Error::InvalidArgument { what: "it is no subvolume" });
         }
-        if let Wanted::Id(wanted) = wanted
+        if let Wanted::Id(wanted) | Wanted::Marked(wanted, _) = wanted
             && wanted != id.subvolume
         {
             return Err(Error::NotFound);
@@ -108,6 +125,11 @@ impl Filesystem {
             self.require_empty_root(id, &root_inode)?;
         }
         let root = self.deletable(id)?;
+        if let Wanted::Marked(_, mark) = wanted
+            && !mark.is_kept(&root)
+        {
+            return Err(Error::NotFound);
+        }
         write_state.sent.require_none(id.0)?;
         // What cannot be written back is lost to open files, and must not prevent the deletion.
         drop(self.write_back_open_files(write_state, id.0));

@@ -6,7 +6,7 @@ use butternut::format::stream::{Command, StreamVersion};
 use butternut::format::uuid::Uuid;
 use butternut::receive::{ReceiveReport, ReceiveServing, StreamEnd, StreamReader};
 use butternut::server::FilesystemExt;
-use butternut::{Error, FileId, Filesystem, MountOptions, NewInode, Result};
+use butternut::{Error, FileId, Filesystem, MountOptions, NewInode, Result, SnapshotAccess};
 use std::any::Any;
 use std::cell::Cell;
 use std::io::Read;
@@ -397,25 +397,106 @@ fn a_checkpoint_that_was_changed_is_not_used_and_not_deleted() {
     }
 }
 
+/// A program of a mount may have a file of it open for writing, and the kernel data of it that the
+/// library has not.
 #[test]
-fn a_checkpoint_that_was_writable_and_not_changed_is_used() {
+fn a_checkpoint_that_was_writable_is_not_used_and_not_deleted() {
     for is_read_only_again in [false, true] {
         let volume = TestVolume::new();
         let filesystem = volume.open();
         let whole = first(&[1; 6000]);
         let cut = &whole[..whole.len() - 5];
         resume(&filesystem, cut, &mut ReceiveReport::default()).unwrap_err();
-        let (id, _) = checkpoint(&filesystem);
+        let (id, name) = checkpoint(&filesystem);
         filesystem.set_subvolume_read_only(id, false).unwrap();
         if is_read_only_again {
             filesystem.set_subvolume_read_only(id, true).unwrap();
         }
-        resume(&filesystem, cut, &mut ReceiveReport::default()).unwrap_err();
-        assert_eq!(checkpoint(&filesystem).0, id, "it was used again");
-        resume(&filesystem, &whole, &mut ReceiveReport::default()).unwrap();
+        let mut report = ReceiveReport::default();
+        resume(&filesystem, &whole, &mut report).unwrap();
+        assert_eq!(report.changed, [name.as_bytes()]);
+        assert_eq!(checkpoint(&filesystem), (id, name));
+        let is_writable = !filesystem.subvolume(id).unwrap().read_only;
+        assert_eq!(is_writable, !is_read_only_again, "the receive has changed it");
         let filesystem = volume.reopen(filesystem);
-        assert_eq!(names(&filesystem, filesystem.root()), ["one"]);
+        let one = filesystem.lookup(filesystem.root(), b"one").unwrap();
+        assert_eq!(names(&filesystem, one), ["dir", "file"]);
     }
+}
+
+/// A program of a mount can do it with a descriptor that it has opened before.
+#[test]
+fn a_checkpoint_that_becomes_writable_during_the_receive_is_not_deleted() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let whole = first(&[1; 6000]);
+    resume(&filesystem, &whole[..whole.len() - 5], &mut ReceiveReport::default()).unwrap_err();
+    let (id, name) = checkpoint(&filesystem);
+    let left = stream(&[Command::End]).len() - stream(&[]).len();
+    let (reached, is_reached) = channel();
+    let (go_on, goes_on) = channel();
+    let mut report = ReceiveReport::default();
+    std::thread::scope(|scope| {
+        let receive = scope.spawn(|| {
+            let mut reader = StreamReader::new(Holding { bytes: &whole, left, reached, goes_on });
+            let (root, end) = (filesystem.root(), StreamEnd::Input);
+            filesystem.receive_resumable(root, &mut reader, end, 1 << 20, &mut report)
+        });
+        is_reached.recv().unwrap();
+        filesystem.set_subvolume_read_only(id, false).unwrap();
+        filesystem.create(FileId::root_of(id), b"own", &NewInode::new(0o644)).unwrap();
+        go_on.send(()).unwrap();
+        receive.join().unwrap().unwrap();
+    });
+    assert_eq!(report.subvolumes.len(), 1);
+    assert_eq!(report.changed, [name.as_bytes()]);
+    let filesystem = volume.reopen(filesystem);
+    assert_eq!(checkpoint(&filesystem), (id, name));
+    filesystem.lookup(FileId::root_of(id), b"own").unwrap();
+}
+
+/// A user that may create in the directory can make a snapshot under the name of a checkpoint, which
+/// another interrupted receive shows, as it shows the mark.
+#[test]
+fn a_snapshot_under_the_name_of_a_checkpoint_is_none() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let whole = first(&[1; 6000]);
+    let cut = &whole[..whole.len() - 5];
+    resume(&filesystem, cut, &mut ReceiveReport::default()).unwrap_err();
+    let (id, name) = checkpoint(&filesystem);
+    let mark = Uuid(filesystem.subvolume(id).unwrap().received_uuid);
+    assert!(!mark.is_nil());
+    filesystem.delete_subvolume(root, name.as_bytes()).unwrap();
+    let elsewhere = filesystem.mkdir(root, b"elsewhere", &NewInode::new(0o755)).unwrap();
+    let own = filesystem.create_subvolume(elsewhere, b"own", &NewInode::new(0o755)).unwrap();
+    filesystem.create(FileId::root_of(own), b"evil", &NewInode::new(0o644)).unwrap();
+    // The sender of a stream chooses the UUID.
+    let marked = stream(&[
+        Command::Subvol { path: b"marked", uuid: mark, ctransid: 7 },
+        Command::Mkfile { path: b"evil", ino: 257 },
+        Command::End,
+    ]);
+    let end = StreamEnd::Input;
+    filesystem.receive(elsewhere, &mut StreamReader::new(&marked[..]), end).unwrap();
+    let marked = filesystem.lookup(elsewhere, b"marked").unwrap().subvolume;
+    for source in [own, marked] {
+        let access = SnapshotAccess::ReadOnly;
+        let forged = filesystem.snapshot(source, root, name.as_bytes(), access).unwrap();
+        for bytes in [cut, &whole] {
+            let mut report = ReceiveReport::default();
+            drop(resume(&filesystem, bytes, &mut report));
+            assert_eq!(report.changed, [name.as_bytes()]);
+            let found = filesystem.lookup(root, name.as_bytes()).unwrap();
+            assert_eq!(found.subvolume, forged, "it may be a backup of its user");
+        }
+        let one = filesystem.lookup(root, b"one").unwrap();
+        assert_eq!(names(&filesystem, one), ["dir", "file"]);
+        filesystem.delete_subvolume(root, b"one").unwrap();
+        filesystem.delete_subvolume(root, name.as_bytes()).unwrap();
+    }
+    volume.reopen(filesystem);
 }
 
 /// Other threads commit meanwhile, and the cleaner deletes a large file that the stream removes.
