@@ -36,6 +36,7 @@ mod receive;
 mod rm;
 mod send;
 mod setfattr;
+mod signal_thread;
 mod stat;
 mod stats;
 mod subvolume;

@@ -3,17 +3,16 @@
 //! 1. The signals are blocked before the process has a second thread, so that every thread inherits
 //!    the mask.
 //! 2. A hang-up or an interrupt that the process ignores from its start stays ignored: nohup(1)
-//!    ignores the first, a shell the second for a background job of a script.
+//!    ignores the first, a shell the second for a background job of a script. SIGTERM stays ignored
+//!    where the process is to die of what it receives: that signal would not end it.
 //! 3. Each signal is delivered to one waiting thread, and to no handler.
 
 use crate::errno::Errno;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// The signals that request the end of the process, and whether an ignored one stays ignored
-/// (law 2).
-const ENDING: [(libc::c_int, bool); 3] =
-    [(libc::SIGHUP, true), (libc::SIGINT, true), (libc::SIGTERM, false)];
+/// The signals that request the end of the process.
+const ENDING: [libc::c_int; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM];
 
 /// The blocked signals: hang-up, interrupt and terminate.
 pub struct EndSignals {
@@ -28,19 +27,30 @@ pub fn ignore_file_size_limit() {
 }
 
 impl EndSignals {
-    /// Blocks the signals for this thread and every thread that it starts afterwards.
+    /// Blocks the signals for this thread and every thread that it starts afterwards; SIGTERM also
+    /// if it is ignored.
     ///
     /// # Errors
     /// The error of `pthread_sigmask(3)`.
     pub fn block() -> Result<EndSignals, Errno> {
+        Self::block_those(|signal| signal == libc::SIGTERM || !is_ignored(signal))
+    }
+
+    /// Blocks the signals as [`EndSignals::block`] does, without those that are ignored: each of
+    /// them ends the process ([`EndSignals::end_process`]).
+    ///
+    /// # Errors
+    /// As [`EndSignals::block`].
+    pub fn block_unless_ignored() -> Result<EndSignals, Errno> {
+        Self::block_those(|signal| !is_ignored(signal))
+    }
+
+    fn block_those(is_wanted: fn(libc::c_int) -> bool) -> Result<EndSignals, Errno> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: the pointer is to memory of the right size, which the call fills.
         unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-        for (signal, stays_ignored) in ENDING {
-            // A blocked signal is delivered to a waiting thread even if it is ignored.
-            if stays_ignored && is_ignored(signal) {
-                continue;
-            }
+        // A blocked signal is delivered to a waiting thread even if it is ignored.
+        for signal in ENDING.into_iter().filter(|signal| is_wanted(*signal)) {
             // SAFETY: `sigemptyset` has initialised the set, and the number is that of a signal.
             unsafe { libc::sigaddset(set.as_mut_ptr(), signal) };
         }

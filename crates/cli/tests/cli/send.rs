@@ -6,6 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::thread::yield_now;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -199,6 +200,43 @@ fn a_signal_leaves_nothing_of_a_stream() {
         assert_eq!(fs::read_to_string(&file).ok().as_deref(), content);
         let left = fs::read_dir(scratch.path()).unwrap().count();
         assert_eq!(left, 1 + usize::from(content.is_some()));
+    }
+}
+
+/// As in a shell that has `trap '' TERM`.
+#[test]
+fn a_signal_that_is_ignored_keeps_no_other_from_ending_a_send() {
+    let volume = Volume::new();
+    let (image, fifo) = (&volume.image, volume.path("fifo"));
+    shell(&format!("mkfifo {fifo}"));
+    let program = command().get_program().to_str().unwrap().to_owned();
+    for first in [None, Some(Signal::TERM)] {
+        // It waits for a reader of the FIFO.
+        let script = format!("trap '' TERM; exec {program} send -f {fifo} {image} /a");
+        let mut child = std::process::Command::new("sh").args(["-c", &script]).spawn().unwrap();
+        let process = Pid::from_child(&child);
+        let has_signal_thread = || {
+            let threads = fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+            let names =
+                threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")));
+            names.flatten().any(|name| name.trim() == "signals")
+        };
+        while !has_signal_thread() {
+            yield_now();
+        }
+        if let Some(first) = first {
+            kill_process(process, first).unwrap();
+            // Long enough for a thread that receives it to do so.
+            std::thread::sleep(Duration::from_millis(200));
+            assert_eq!(child.try_wait().unwrap(), None, "it ignores SIGTERM");
+        }
+        kill_process(process, Signal::HUP).unwrap();
+        let by = Instant::now() + Duration::from_secs(60);
+        while child.try_wait().unwrap().is_none() && Instant::now() < by {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        child.kill().unwrap_or_default();
+        assert_eq!(child.wait().unwrap().signal(), Some(Signal::HUP.as_raw()), "{first:?}");
     }
 }
 

@@ -11,11 +11,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::thread;
 
 use butternut_sys::signal::EndSignals;
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::commands::signal_thread;
 use crate::failure::Failure;
 
 /// What the thread that waits for signals and the reader of the input share.
@@ -37,16 +37,10 @@ impl Interrupt {
     /// # Errors
     /// The signals cannot be blocked, or there is no thread for them.
     pub(super) fn start() -> Result<Self, Failure> {
-        let failed = |error: io::Error| Failure::io("the signal thread", &error);
-        let signals = EndSignals::block().map_err(|errno| failed(errno.into()))?;
-        let (received, mut sender) = UnixStream::pair().map_err(failed)?;
-        let shared = Arc::new(Shared { signals, first: AtomicI32::new(0), received });
-        let waiting = Arc::clone(&shared);
-        thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || waiting.wait(&mut sender))
-            .map_err(failed)?;
-        Ok(Self(shared))
+        let pair = UnixStream::pair();
+        let (received, mut sender) = pair.map_err(|error| Failure::io("a socket", &error))?;
+        let make = |signals| Shared { signals, first: AtomicI32::new(0), received };
+        signal_thread::start(make, move |shared| shared.wait(&mut sender)).map(Self)
     }
 
     /// Returns the signal that was received, if there was one.
@@ -69,7 +63,7 @@ impl Shared {
         // The empty socket has room for a byte.
         sender.write_all(&[0]).unwrap_or_default();
         // Law 2.
-        if let Ok(second) = self.signals.wait() {
+        while let Ok(second) = self.signals.wait() {
             self.signals.end_process(second);
         }
     }

@@ -5,7 +5,7 @@
 //! 2. Where the filesystem makes no file without a name, as NFS, or /proc is not mounted, it has a
 //!    temporary name from the beginning.
 //! 3. A temporary name is removed on drop, and before the process dies of a hang-up, an interrupt
-//!    or SIGTERM ([`SignalGuard`]).
+//!    or SIGTERM ([`SignalGuard`]). A signal that the process ignores changes nothing.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -15,13 +15,13 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Arc;
-use std::thread;
 
 use butternut_sys::lock::{Mutex, rank};
 use butternut_sys::signal::EndSignals;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::Errno;
 
+use crate::commands::signal_thread;
 use crate::failure::Failure;
 
 /// Number of temporary names that are tried.
@@ -118,27 +118,22 @@ impl SignalGuard {
     /// # Errors
     /// The signals cannot be blocked, or there is no thread for them.
     pub(super) fn start() -> Result<Self, Failure> {
-        let failed = |error: io::Error| Failure::io("the signal thread", &error);
-        let signals = EndSignals::block().map_err(|errno| failed(errno.into()))?;
-        let shared = Arc::new(Shared { signals, path: Mutex::new(None) });
-        let waiting = Arc::clone(&shared);
-        thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || waiting.end_process_by_signal())
-            .map_err(failed)?;
-        Ok(Self(shared))
+        let make = |signals| Shared { signals, path: Mutex::new(None) };
+        signal_thread::start(make, Shared::end_process_by_signal).map(Self)
     }
 }
 
 impl Shared {
     fn end_process_by_signal(&self) {
-        let Ok(signal) = self.signals.wait() else { return };
-        // Held until the end: the file gets no name any more.
-        let path = self.path.lock();
-        if let Some(path) = &*path {
-            fs::remove_file(path).unwrap_or_default();
+        // A signal that does not end the process must not be the last one that is received.
+        while let Ok(signal) = self.signals.wait() {
+            // Held until the end: the file gets no name any more.
+            let path = self.path.lock();
+            if let Some(path) = &*path {
+                fs::remove_file(path).unwrap_or_default();
+            }
+            self.signals.end_process(signal);
         }
-        self.signals.end_process(signal);
     }
 }
 
@@ -204,6 +199,7 @@ pub(super) fn directory(path: &Path) -> &Path {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::thread;
 
     fn guard() -> SignalGuard {
         // Blocks no signal in the process of the tests: no thread waits for one.
