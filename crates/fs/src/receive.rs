@@ -163,8 +163,8 @@ impl Filesystem {
     /// What is incomplete is kept in `dir`, in a snapshot whose name begins with
     /// `.butternut-receive`, until its subvolume is complete. It has the effects of the commands up
     /// to a damage or the end of the input; after another error or a crash, of all but those of the
-    /// last `checkpoint_bytes` bytes of the stream. A snapshot that was writable since then, or that
-    /// no receive has made, is not used and not deleted: [`ReceiveReport::changed`].
+    /// last `checkpoint_bytes` bytes of the stream. A snapshot that was writable since then, or
+    /// that no receive has made, is not used and not deleted: [`ReceiveReport::changed`].
     ///
     /// # Errors
     /// As [`Filesystem::receive`]; [`Error::Stream`] for a stream that is not the one that was

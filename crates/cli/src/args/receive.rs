@@ -25,9 +25,9 @@ from its beginning: subvolumes that are complete stay, and commands whose effect
 and compared, but not applied again. They are kept in PATH, in a snapshot `.butternut-receive...`,
 until the subvolume is complete: all of them if the stream is damaged or ends early, and all but the
 last 64 MiB of the stream after a power cut, SIGKILL or another error. To give up, delete the
-snapshot. One that was made writable and changed is not used and not deleted, and a note names it:
-the receive begins anew. A writable snapshot of it that has the name of the subvolume counts as what
-a crash has left of that, and is replaced.
+snapshot. One that was made writable, or that no receive has made, is not used and not deleted, and
+a note names it: the receive begins anew. A writable snapshot of it that has the name of the
+subvolume counts as what a crash has left of that, and is replaced.
 
 With --to-directory, the stream is applied to a plain directory of any filesystem: DIR gets a new
 directory for each subvolume, which only its owner can enter before it is complete, and which stays

@@ -79,7 +79,7 @@ pub(crate) struct ReceiveResult {
     /// How many commands of the incomplete subvolume are kept.
     #[serde(default)]
     pub(crate) resumable: Option<u64>,
-    /// The names of the snapshots of an interrupted receive that were changed since then.
+    /// The names of the snapshots of an interrupted receive that are not as it has made them.
     #[serde(default)]
     pub(crate) changed: Vec<Vec<u8>>,
     /// The name of the incomplete subvolume that could not be deleted, and why.

@@ -97,13 +97,15 @@ fn a_kept_snapshot_that_was_changed_is_named_and_stays() {
     let list = butternut(&["subvolume", "list", &image]).ok();
     let left = format!("/{}", list.trim().rsplit(' ').next().unwrap());
     assert!(left.starts_with("/.butternut-receive"), "{list}");
-    butternut(&["property", "set", &image, &left, "ro", "false"]).ok();
+    // It has the UUID of a receive.
+    butternut(&["property", "set", &image, &left, "ro", "false"]).failure();
+    butternut(&["property", "set", "-f", &image, &left, "ro", "false"]).ok();
     butternut(&["touch", &image, &format!("{left}/intruder")]).ok();
     butternut(&["property", "set", &image, &left, "ro", "true"]).ok();
     fs::write(&file, &whole).unwrap();
     let ran = butternut(&["receive", "--resume", "-f", &file, &image]);
     let want = format!(
-        "butternut: {left}: note: was changed after the receive that made it, so it is not used \
+        "butternut: {left}: note: is not as an interrupted receive has left it, so it is not used \
          (delete it if nothing in it is needed)\n"
     );
     assert_eq!((ran.code, ran.err), (Some(0), want));

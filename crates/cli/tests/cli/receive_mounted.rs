@@ -353,6 +353,46 @@ fn nothing_is_received_through_a_mount_that_has_become_read_only() {
     streams.end();
 }
 
+const USED: &str = r#"
+mkdir dir
+try "$B" receive --resume -f "$T/cut.stream" dir
+left="$(echo dir/.butternut-receive*)"
+# As its owner can. What it writes stays in the kernel's cache until it closes the file.
+"$B" property set -f "$left" ro false
+exec 5<> "$left/dir/f60"; printf MINE >&5
+try "$B" -q receive --resume -f "$T/a.stream" dir
+exec 5>&-; echo "closed: $?"
+head -c 4 "$left/dir/f60"; echo
+try "$B" property get "$left" ro
+diff -r --no-dereference dir/a "$T/kernel/a" 2>&1 | grep -v fifo
+"#;
+
+/// A snapshot that an interrupted receive has left is not used, and not deleted, once a program may
+/// have written to it: with write-back caching, the process of the mount does not know of it.
+#[test]
+fn what_programs_write_to_a_kept_snapshot_is_not_lost() {
+    if !kernel_tests_enabled("what_programs_write_to_a_kept_snapshot_is_not_lost") {
+        return;
+    }
+    let streams = Streams::new();
+    streams.scratch.umount();
+    streams.scratch.mount("allow_other,writeback");
+    let printed = streams.scratch.script(USED);
+    expect_lines(
+        &printed,
+        &[
+            "butternut receive --resume -f T/cut.stream dir: 1 ",
+            "butternut -q receive --resume -f T/a.stream dir: 0 ",
+            "closed: 0",
+            "MINE",
+            "butternut property get dir/.butternut-receive",
+        ],
+    );
+    assert!(printed.contains(" ro=false"), "{printed}");
+    assert!(!printed.contains("> ") && !printed.contains("Files "), "a difference: {printed}");
+    streams.end();
+}
+
 const RESUMED: &str = r#"
 list() { (cd "$1" && find . -printf '%P %y %s %m %U:%G %n %T@ %l\n' |
     sed -E 's/ d [0-9]+ / d /' | sort); }

@@ -17,8 +17,8 @@
 //! 4. The checkpoints of a source are deleted when its subvolume is complete.
 //! 5. A checkpoint is read-only, so that no program changes what a receive begins with, and the
 //!    commit that makes it marks it ([`CheckpointMark`]), so that no program makes one under its
-//!    name. On a mount, no program sees a checkpoint while a receive makes, uses or deletes it. What
-//!    an interrupted receive has left is visible, so that it can be deleted.
+//!    name. On a mount, no program sees a checkpoint while a receive makes, uses or deletes it.
+//!    What an interrupted receive has left is visible, so that it can be deleted.
 //! 6. The owner of a checkpoint's root directory, which the stream sets, can make it writable. It
 //!    has no mark then, whether it was changed or not: the kernel may have changes of files that
 //!    are open, which no other thread knows. It is not used. It is not deleted or made read-only

@@ -23,8 +23,8 @@
 //! 6. The quota groups of a new subvolume are checked before the commit changes anything. Where
 //!    quotas are off, they are ignored, as in the kernel. With simple quotas, a subvolume without
 //!    any is in the groups of the subvolume that it is made in.
-//! 7. A checkpoint of a receive gets its mark in the commit that makes it (`mark`), so that no other
-//!    thread sees one that is writable. It keeps nothing of what law 4 says.
+//! 7. A checkpoint of a receive gets its mark in the commit that makes it (`mark`), so that no
+//!    other thread sees one that is writable. It keeps nothing of what law 4 says.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::inheritance::Inheritance;

@@ -124,12 +124,11 @@ impl Filesystem {
         if wanted == Wanted::Empty {
             self.require_empty_root(id, &root_inode)?;
         }
-        let root = self.deletable(id)?;
-        if let Wanted::Marked(_, mark) = wanted
-            && !mark.is_kept(&root)
-        {
-            return Err(Error::NotFound);
+        if let Wanted::Marked(_, mark) = wanted {
+            let root = self.forest().root_item(id)?;
+            root.filter(|(_, root)| mark.is_kept(root)).ok_or(Error::NotFound)?;
         }
+        let root = self.deletable(id)?;
         write_state.sent.require_none(id.0)?;
         // What cannot be written back is lost to open files, and must not prevent the deletion.
         drop(self.write_back_open_files(write_state, id.0));

@@ -1,16 +1,16 @@
-//! [`CheckpointMark`]: what says of a subvolume that a receive has made it as a checkpoint, and that
-//! it has the same content since then.
+//! [`CheckpointMark`]: what says of a subvolume that a receive has made it as a checkpoint, and
+//! that it has the same content since then.
 //!
 //! ```text
 //! | received UUID | stransid                      | rtransid |
 //! | of the mark   | otransid: when it was created | 0        |
 //! ```
 //!
-//! 1. Only a receive makes it. A user who can set a received UUID, or receives a stream of such a
-//!    UUID, also sets `rtransid`, here and in the kernel.
+//! 1. Only a receive makes it. The sender of a stream chooses the received UUID, and in the kernel
+//!    the owner of a subvolume can set it. Both also set `rtransid`, here as in the kernel.
 //! 2. A snapshot has another `otransid` than its source, and the same `stransid`.
-//! 3. A subvolume that becomes writable loses its received UUID. The kernel keeps that, but a change
-//!    sets `ctransid`, which is at most that of the creation before.
+//! 3. A subvolume that becomes writable loses its received UUID. The kernel keeps that, but a
+//!    change sets `ctransid`, which is at most `otransid` before.
 
 use butternut_format::root::{RawRootItem, RootFlags, RootItem};
 use butternut_format::uuid::Uuid;

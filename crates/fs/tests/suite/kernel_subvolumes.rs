@@ -6,11 +6,18 @@
 
 use crate::kernel_compare::compare;
 use crate::kernel_image::{KernelImage, kernel_is_here, run};
+use butternut::format::stream::{Command, StreamVersion};
+use butternut::format::uuid::Uuid;
+use butternut::receive::{ReceiveReport, StreamEnd, StreamReader};
 use butternut::{
-    DevicePath, FileId, Filesystem, Follow, MountOptions, NewInode, RecursiveSnapshot, RenameFlags,
-    SnapshotAccess, TOP_LEVEL,
+    DevicePath, FIRST_ENTRY, FileId, Filesystem, Follow, MountOptions, NewInode, RecursiveSnapshot,
+    RenameFlags, Result, SnapshotAccess, TOP_LEVEL,
 };
+use butternut_sys::subvolume_calls as calls;
 use std::cell::Cell;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
 
 fn open(image: &KernelImage, read_only: bool) -> Filesystem {
     let options = MountOptions::default().read_only(read_only).commit_seconds(0);
@@ -321,5 +328,104 @@ fn a_new_subvolume_inherits_what_the_kernel_lets_it_inherit() {
         .collect();
     drop(mount);
     assert!(differ.is_empty(), "ours, the kernel's: {differ:#?}");
+    judge(&image);
+}
+
+fn stream_of(name: &[u8], uuid: Uuid, file: &[u8]) -> Vec<u8> {
+    let version = StreamVersion::One;
+    let mut bytes = version.encode().to_vec();
+    for command in [
+        Command::Subvol { path: name, uuid, ctransid: 7 },
+        Command::Mkfile { path: file, ino: 257 },
+        Command::End,
+    ] {
+        command.encode(version, &mut bytes).unwrap();
+    }
+    bytes
+}
+
+fn resume(filesystem: &Filesystem, dir: &str, bytes: &[u8]) -> (Result<()>, ReceiveReport) {
+    let dir = filesystem.resolve(dir.as_bytes(), Follow::Last).unwrap();
+    let (mut reader, mut report) = (StreamReader::new(bytes), ReceiveReport::default());
+    let end = StreamEnd::Input;
+    let done = filesystem.receive_resumable(dir, &mut reader, end, 1 << 20, &mut report);
+    (done, report)
+}
+
+/// Changes a subvolume of the kernel's mount as its owner can: the kernel keeps its received UUID.
+fn change(subvolume: &Path) {
+    let root = File::open(subvolume).unwrap();
+    calls::set_read_only(root.as_fd(), false).unwrap();
+    File::create(subvolume.join("evil")).unwrap();
+    calls::set_read_only(root.as_fd(), true).unwrap();
+}
+
+fn snapshot_by_kernel(source: &Path, target: &Path) {
+    let [source, target] = [source, target].map(|path| path.to_str().unwrap());
+    run("btrfs", &["-q", "subvolume", "snapshot", "-r", source, target]);
+}
+
+/// Users of the kernel's btrfs can make nothing that counts as what an interrupted receive has
+/// left, although the kernel keeps a received UUID and lets them set it.
+#[test]
+fn a_receive_goes_on_from_no_snapshot_that_the_kernel_has_changed_or_made() {
+    if !kernel_is_here() {
+        return;
+    }
+    let uuid = Uuid([7; 16]);
+    let whole = stream_of(b"one", uuid, b"good");
+    let image = KernelImage::make(1, &[], "", "mkdir kept changed snapshot received");
+    let dirs = ["kept", "changed", "snapshot", "received"];
+    let filesystem = open(&image, false);
+    for dir in dirs {
+        let (done, report) = resume(&filesystem, dir, &whole[..whole.len() - 4]);
+        done.unwrap_err();
+        assert_eq!(report.resumable, Some(2));
+    }
+    let kept = filesystem.resolve(b"kept", Follow::Last).unwrap();
+    let entries = filesystem.read_dir(kept, FIRST_ENTRY).unwrap();
+    let names: Vec<_> = entries.map(|entry| entry.unwrap().name).collect();
+    assert_eq!(names.len(), 1);
+    let name = String::from_utf8(names[0].clone()).unwrap();
+    let left = filesystem.subvolume(subvolume(&filesystem, &format!("kept/{name}"))).unwrap();
+    filesystem.close().unwrap();
+    judge(&image);
+    {
+        let mount = image.mount("rw");
+        let at = |dir: &str| mount.path().join(dir).join(&name);
+        change(&at("changed"));
+        change(&at("snapshot"));
+        let other = mount.path().join("snapshot/other");
+        snapshot_by_kernel(&at("snapshot"), &other);
+        let delete =
+            |path: &Path| run("btrfs", &["-q", "subvolume", "delete", path.to_str().unwrap()]);
+        delete(&at("snapshot"));
+        std::fs::rename(&other, at("snapshot")).unwrap();
+        delete(&at("received"));
+        let stream = image.devices[0].with_file_name("stream");
+        std::fs::write(&stream, stream_of(b"marked", Uuid(left.received_uuid), b"evil")).unwrap();
+        let received = mount.path().join("received");
+        let [stream, target] = [&stream, &received].map(|path| path.to_str().unwrap());
+        run("btrfs", &["-q", "receive", "-f", stream, target]);
+        snapshot_by_kernel(&received.join("marked"), &at("received"));
+    }
+    let filesystem = open(&image, false);
+    for dir in dirs {
+        let path = format!("{dir}/{name}");
+        if dir != "kept" {
+            let made = filesystem.subvolume(subvolume(&filesystem, &path)).unwrap();
+            assert_eq!((made.received_uuid, made.read_only), (left.received_uuid, true), "{dir}");
+        }
+        let (done, report) = resume(&filesystem, dir, &whole);
+        done.unwrap();
+        assert_eq!(report.subvolumes.len(), 1);
+        assert_eq!(report.changed.len(), usize::from(dir != "kept"), "{dir}");
+        assert_eq!(filesystem.resolve(path.as_bytes(), Follow::Last).is_ok(), dir != "kept");
+        let one = FileId::root_of(subvolume(&filesystem, &format!("{dir}/one")));
+        let entries = filesystem.read_dir(one, FIRST_ENTRY).unwrap();
+        let names: Vec<_> = entries.map(|entry| entry.unwrap().name).collect();
+        assert_eq!(names, [b"good"], "{dir}");
+    }
+    filesystem.close().unwrap();
     judge(&image);
 }

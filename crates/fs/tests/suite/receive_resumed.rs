@@ -455,8 +455,8 @@ fn a_checkpoint_that_becomes_writable_during_the_receive_is_not_deleted() {
     filesystem.lookup(FileId::root_of(id), b"own").unwrap();
 }
 
-/// A user that may create in the directory can make a snapshot under the name of a checkpoint, which
-/// another interrupted receive shows, as it shows the mark.
+/// A user that may create in the directory can make a snapshot under the name of a checkpoint,
+/// which another interrupted receive shows, as it shows the mark.
 #[test]
 fn a_snapshot_under_the_name_of_a_checkpoint_is_none() {
     let volume = TestVolume::new();
