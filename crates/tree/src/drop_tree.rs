@@ -34,7 +34,7 @@ use crate::references::children::{change_child_refs, children};
 use crate::references::{Content, Ref, Referrer, corrupt};
 use crate::search::{child, covering_slot, no_child};
 use crate::transaction::Handle;
-use crate::transaction::global_reserve::COW_BLOCKS_PER_REFERENCE;
+use crate::transaction::global_reserve::{COW_BLOCKS_PER_REFERENCE, REFERENCES_PER_PART};
 use crate::transaction::running::{BlockRefs, Running};
 use butternut_format::key::{Key, RawKey};
 use butternut_format::node::Expected;
@@ -50,10 +50,6 @@ pub enum Dropped {
     /// [`Handle::forget_tree`].
     Whole,
 }
-
-/// References that one part may change before it ends. Its handle names as many, where there is the
-/// space for their commit.
-pub const REFERENCES_PER_PART: u32 = 1024;
 
 /// A node on the path to the progress, and the next of its children.
 struct Step {

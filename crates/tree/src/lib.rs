@@ -58,7 +58,7 @@ pub use cache::CacheCounters;
 pub use cow::change::{Alter, Change};
 pub use cursor::Cursor;
 pub use data::DATA_EXTENT_BYTES_MAX;
-pub use drop_tree::{Dropped, REFERENCES_PER_PART};
+pub use drop_tree::Dropped;
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
 pub use log::{
@@ -71,6 +71,7 @@ pub use quota::count::{QgroupCount, QuotaCheck};
 pub use quota::groups::QgroupUsage;
 pub use transaction::commit::at_commit::AtCommit;
 pub use transaction::enospc::EnospcInjector;
+pub use transaction::global_reserve::REFERENCES_PER_PART;
 pub use transaction::read_epochs::ReadEpoch;
 pub use transaction::{Handle, Need, PanicWatch, ReservationLevel, TreeEdit};
 pub use tree::{Item, Tree};

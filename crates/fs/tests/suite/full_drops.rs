@@ -1,7 +1,7 @@
 //! Deletions and overwrites on a volume whose metadata is full, and whose extents lie in another
-//! order than the items that refer to them: each reference that goes may change a leaf of its own in
-//! the extent tree, and one in the checksum tree. The commit needs space for all of them, which the
-//! growth of the volume has left.
+//! order than the items that refer to them: each reference that goes may change a leaf of its own
+//! in the extent tree, and one in the checksum tree. The commit needs space for all of them, which
+//! the growth of the volume has left.
 
 use crate::volume::{TestVolume, new};
 use butternut::format::checksum::ChecksumKind;

@@ -26,7 +26,6 @@
 //! ([`butternut_space::Reservation`]).
 
 use crate::cow::{TransactionTree, TreeState};
-use crate::drop_tree::REFERENCES_PER_PART;
 use crate::error::TreeError;
 use crate::transaction::running::Running;
 use butternut_format::units::{TreeId, length};
@@ -49,6 +48,10 @@ const COMMIT_TREES: [TreeId; 7] = [
 /// Bounds of the global reserve. The upper one is that of the kernel.
 const RESERVE_BYTES_MAX: u64 = 512 << 20;
 const RESERVE_NODES_MIN: u64 = 160;
+
+/// References that one part of the deletion of a tree may change before it ends. Its handle names
+/// as many, where there is the space for their commit.
+pub const REFERENCES_PER_PART: u32 = 1024;
 
 /// The nodes that the handle of a deletion and the growth of the trees may cost (law 4).
 const DELETION_NODES_MAX: u64 = 256;
