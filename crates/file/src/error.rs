@@ -41,6 +41,15 @@ pub enum FileError {
         #[source]
         source: Refused,
     },
+    /// The data at `offset`, or a hash of it, does not agree with the hashes of fs-verity.
+    #[error("tree {tree} inode {ino}: the data at byte {offset} is not what fs-verity sealed")]
+    Verity {
+        tree: TreeId,
+        ino: Ino,
+        offset: u64,
+        #[source]
+        source: Box<Refused>,
+    },
     /// Data could not be written. The range reads as before, except where the data was to be
     /// written in place.
     #[error("tree {tree} inode {ino}: cannot write at byte {offset}")]

@@ -26,6 +26,7 @@
 //! | `overlay`, `in_flight`, `shared_file` | what the readers and the writer of one file share |
 //! | `extent_map`, `checksum_cache` | from a range of a file to its extents and checksums |
 //! | `source`, `read` | reads, and readahead |
+//! | `verity` | verification of reads by the hashes of fs-verity |
 //! | `state` | a file that is being written: its dirty data and its reservations |
 //! | `writeback`, `merge` | from dirty blocks to the disk; from the overlay to the trees |
 //! | `write`, `truncate`, `fallocate`, `clone` | changes of a file that its caller requests |
@@ -58,6 +59,7 @@ mod target;
 mod test_volume;
 mod truncate;
 mod units;
+mod verity;
 mod wait;
 mod write;
 mod writeback;
@@ -84,4 +86,5 @@ pub use shared_file::InFlight;
 pub use source::{Source, SourceOptions};
 pub use state::{FallocateSize, FileState, InodeUpdate};
 pub use units::FILE_BYTES_MAX;
+pub use verity::{read_descriptor, read_metadata, verity_keys};
 pub use writeback::batch::WritebackBatch;

@@ -131,7 +131,23 @@ impl Source {
         self.read_in(ReadKind::Demand, view, reads);
     }
 
+    /// Does many reads. Each of a sealed file has only bytes that agree with the hashes of fs-verity.
     pub(crate) fn read_in(&self, read_kind: ReadKind, view: &FileView, reads: &mut [ReadAt<'_>]) {
+        self.read_unverified(read_kind, view, reads);
+        if let Some(verity) = view.verity() {
+            for read in reads {
+                read.result = self.verify_read(verity, read_kind, view, read);
+            }
+        }
+    }
+
+    /// Does many reads, which are verified by the checksums of the volume only.
+    pub(crate) fn read_unverified(
+        &self,
+        read_kind: ReadKind,
+        view: &FileView,
+        reads: &mut [ReadAt<'_>],
+    ) {
         debug_assert!(!Mark::<rank::Handle>::is_held(), "law 4 of `state`");
         for read in &mut *reads {
             (read.result, read.is_over) = (Ok(0), false);

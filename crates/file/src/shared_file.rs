@@ -30,14 +30,15 @@ use crate::in_flight::InFlightTable;
 use crate::overlay::{CompressedExtent, Found, Overlay, Place};
 use crate::target::Target;
 use crate::units::in_memory;
+use crate::verity::VerityFile;
 use butternut_format::units::{Logical, SECTOR_BYTES};
 use butternut_pages::FilePages;
 use butternut_sys::frames::Frame;
 use butternut_sys::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard, rank};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Maximum number of cached write targets.
 const CACHED_TARGETS_MAX: usize = 16 << 10;
@@ -65,6 +66,8 @@ pub(crate) struct SharedFile {
     /// Bytes written back since the state was created: separates large files from small ones.
     bytes_written: AtomicU64,
     errors: ErrorSequence,
+    /// Set when fs-verity seals the file.
+    verity: OnceLock<Arc<VerityFile>>,
 }
 
 /// What write targets depend on: the file's items, and the snapshots that share its extents.
@@ -116,7 +119,17 @@ impl SharedFile {
             targets: RwLock::default(),
             bytes_written: AtomicU64::new(0),
             errors: ErrorSequence::default(),
+            verity: OnceLock::new(),
         }
+    }
+
+    pub(crate) fn verity(&self) -> Option<&Arc<VerityFile>> {
+        self.verity.get()
+    }
+
+    /// Makes all reads that begin from now on verify what they read.
+    pub(crate) fn set_verity(&self, verity: Arc<VerityFile>) {
+        self.verity.get_or_init(|| verity);
     }
 
     /// Records that a request is in flight from now on. The caller holds the inode lock shared.

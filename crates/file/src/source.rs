@@ -55,6 +55,8 @@ pub struct SourceOptions {
     pub checksum_cache_bytes: usize,
     /// Cache of decompressed extents.
     pub decompressed_cache_bytes: usize,
+    /// Cache of verified blocks of hashes of fs-verity.
+    pub verity_cache_bytes: usize,
     /// The page cache: file data, clean and dirty.
     pub page_cache_bytes: usize,
     /// Whether, and how, data is compressed when it is written.
@@ -68,6 +70,7 @@ impl Default for SourceOptions {
             plain_map_cache_bytes: 16 << 20,
             checksum_cache_bytes: 8 << 20,
             decompressed_cache_bytes: 8 << 20,
+            verity_cache_bytes: 2 << 20,
             page_cache_bytes: 256 << 20,
             compress: None,
         }
@@ -99,6 +102,8 @@ struct Shared {
     errors: VolumeErrors,
     /// Counts snapshots.
     snapshot_epoch: AtomicU64,
+    /// Blocks that did not agree with the hashes of fs-verity.
+    verity_errors: AtomicU64,
 }
 
 impl Source {
@@ -123,6 +128,7 @@ impl Source {
                 regions: BoundedCache::new(options.map_cache_bytes),
                 plain_maps: BoundedCache::new(options.plain_map_cache_bytes),
                 decompressed: BoundedCache::new(options.decompressed_cache_bytes),
+                verity_blocks: BoundedCache::new(options.verity_cache_bytes),
             },
             idle: Mutex::default(),
             spare_buffers: SpareBuffers::default(),
@@ -132,7 +138,17 @@ impl Source {
             request_owners: RequestOwners::default(),
             errors: VolumeErrors::default(),
             snapshot_epoch: AtomicU64::new(0),
+            verity_errors: AtomicU64::new(0),
         })))
+    }
+
+    /// Returns how many blocks were read and did not agree with the hashes of fs-verity.
+    pub fn verity_errors(&self) -> u64 {
+        self.0.verity_errors.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_verity_error(&self) {
+        self.0.verity_errors.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Makes all files look up again where they may write in place: a snapshot shares their

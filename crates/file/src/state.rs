@@ -43,6 +43,7 @@ use crate::source::Source;
 use crate::state::data_reservation::DataReservation;
 use crate::state::inline::{CompressedInline, InlineShape};
 use crate::units::FILE_BYTES_MAX;
+use crate::verity::VerityFile;
 use butternut_format::feature;
 use butternut_format::file_extent::Compression;
 use butternut_format::inode::{Inode, InodeFlags};
@@ -205,6 +206,13 @@ impl FileState {
         self.flags = flags;
         self.move_charge(was_charged);
         self.shared.set_has_checksums(!flags.contains(InodeFlags::NODATASUM));
+    }
+
+    /// Makes all later reads verify the file by the hashes of fs-verity. Its data and items are in
+    /// the tree, and the caller refuses every further change of its bytes.
+    pub fn seal(&self) {
+        let verity = VerityFile::new(self.view.tree().clone(), self.ino());
+        self.shared.set_verity(Arc::new(verity));
     }
 
     /// Drops everything that is not in the trees, for an inode that is deleted.

@@ -25,7 +25,7 @@
 //! 3. A command of version 1 has at most 64 KiB. Later versions have no limit in the format; a
 //!    command larger than [`COMMAND_BYTES_MAX`] is refused, so that a reader needs bounded memory.
 //! 4. Version 2 adds `FALLOCATE`, `FILEATTR` and `ENCODED_WRITE`, and the attribute `OTIME` of
-//!    `UTIMES`. Version 3 adds `ENABLE_VERITY`, which is refused by its name.
+//!    `UTIMES`. Version 3 adds `ENABLE_VERITY`.
 //! 5. [`Command::encode`] writes the attributes in the order of the kernel: a command of the kernel
 //!    that is decoded and encoded has the same bytes. The one exception is `ENCODED_WRITE`, where
 //!    the kernel omits an encryption of 0 for inline extents.

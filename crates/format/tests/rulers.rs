@@ -268,6 +268,17 @@ fn layouts() -> BTreeMap<String, Layout> {
             padding
         }),
         layout!(verity::RawVerityDescriptorItem { size, reserved, encryption }),
+        layout!(verity::RawVerityDescriptor {
+            version,
+            hash_algorithm,
+            log_blocksize,
+            salt_size,
+            sig_size,
+            data_size,
+            root_hash,
+            salt,
+            reserved
+        }),
     ];
     let name = |path: &str| path.rsplit("::").next().unwrap().trim().to_owned();
     layouts.into_iter().map(|(path, layout)| (name(path), layout)).collect()

@@ -236,9 +236,18 @@ fn version_1_has_no_commands_of_version_2() {
 }
 
 #[test]
-fn enable_verity_is_refused_by_its_name() {
-    let refused = Command::decode(StreamVersion::Three, &sealed(26, b"")).unwrap_err().to_string();
-    assert_eq!(refused, "cmd: have 26 (ENABLE_VERITY), want a command that is supported");
+fn enable_verity_is_of_version_3() {
+    let command = Command::EnableVerity {
+        path: b"dir/file",
+        algorithm: 1,
+        block_bytes: 4096,
+        salt: b"",
+        signature: b"signed",
+    };
+    let mut bytes = Vec::new();
+    command.encode(StreamVersion::Three, &mut bytes).unwrap();
+    let decoded = Command::decode(StreamVersion::Three, &bytes).unwrap();
+    assert_eq!((decoded, decoded.name()), (command, "enable_verity"));
     let refused = Command::decode(StreamVersion::Two, &sealed(26, b"")).unwrap_err().to_string();
     assert_eq!(refused, "cmd: have 26, want 1 to 25 in version 2");
 }

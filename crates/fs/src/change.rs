@@ -8,6 +8,7 @@
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Error, Filesystem, Result};
 use butternut_file::DroppedExtents;
+use butternut_format::feature;
 use butternut_format::inode::{FileKind, Inode};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
@@ -78,6 +79,11 @@ impl Change<'_> {
             Err(NamesError::Tree(error)) => Err(Error::Tree(self.edit.fail(error))),
             Err(refused) => Err(refused.into()),
         }
+    }
+
+    /// Records in the superblock that a file of the volume is sealed by fs-verity.
+    pub(crate) fn add_verity_feature(&self) {
+        self.handle.add_compat_ro_feature(feature::VERITY);
     }
 
     /// Deletes all items of an inode, which has no entries. `removal` deletes them, and shows each

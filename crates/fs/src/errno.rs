@@ -14,6 +14,7 @@ use butternut_volume::VolumeError;
 mod code {
     pub(super) const EPERM: i32 = 1;
     pub(super) const ENOENT: i32 = 2;
+    pub(super) const EINTR: i32 = 4;
     pub(super) const EIO: i32 = 5;
     pub(super) const E2BIG: i32 = 7;
     pub(super) const EAGAIN: i32 = 11;
@@ -25,6 +26,7 @@ mod code {
     pub(super) const ENOTDIR: i32 = 20;
     pub(super) const EISDIR: i32 = 21;
     pub(super) const EINVAL: i32 = 22;
+    pub(super) const ETXTBSY: i32 = 26;
     pub(super) const EFBIG: i32 = 27;
     pub(super) const ENOSPC: i32 = 28;
     pub(super) const EROFS: i32 = 30;
@@ -34,6 +36,7 @@ mod code {
     pub(super) const ELOOP: i32 = 40;
     pub(super) const ENODATA: i32 = 61;
     pub(super) const EOVERFLOW: i32 = 75;
+    pub(super) const EMSGSIZE: i32 = 90;
     pub(super) const EOPNOTSUPP: i32 = 95;
     pub(super) const ESTALE: i32 = 116;
     pub(super) const EDQUOT: i32 = 122;
@@ -64,7 +67,7 @@ impl Error {
             Self::Log { source } | Self::Receive { source, .. } => source.errno(),
             Self::SymlinkLoop => code::ELOOP,
             Self::NameTooLong => code::ENAMETOOLONG,
-            Self::NoAttribute => code::ENODATA,
+            Self::NoAttribute | Self::NotSealed => code::ENODATA,
             Self::Unsupported { .. } => code::EOPNOTSUPP,
             Self::LimitExceeded { .. } => code::E2BIG,
             Self::Exists => code::EEXIST,
@@ -72,7 +75,10 @@ impl Error {
             Self::CrossesSubvolumes | Self::CrossesFilesystems => code::EXDEV,
             Self::NotPermitted { .. } => code::EPERM,
             Self::Denied { .. } => code::EACCES,
-            Self::Busy => code::EBUSY,
+            Self::Busy | Self::SealInProgress => code::EBUSY,
+            Self::BeingSealed => code::ETXTBSY,
+            Self::ArgumentTooLong { .. } => code::EMSGSIZE,
+            Self::Interrupted => code::EINTR,
             Self::ReadOnly { .. } => code::EROFS,
             Self::StreamCommand(_) => code::EOVERFLOW,
             Self::StreamOutput(source) => source.raw_os_error().unwrap_or(code::EIO),
@@ -174,6 +180,7 @@ fn file(error: &FileError) -> i32 {
         FileError::Extents { .. }
         | FileError::Data { .. }
         | FileError::NoChecksum { .. }
+        | FileError::Verity { .. }
         | FileError::Decompress { .. }
         | FileError::Write { .. } => code::EIO,
     }
@@ -225,6 +232,11 @@ mod tests {
             Error::NotPermitted { what: "immutable" },
             Error::Denied { what: "a default ACL" },
             Error::Busy,
+            Error::SealInProgress,
+            Error::BeingSealed,
+            Error::NotSealed,
+            Error::ArgumentTooLong { what: "a salt" },
+            Error::Interrupted,
             Error::ReadOnly { what: "the filesystem" },
             Error::Committer(std::io::Error::other("no thread")),
             Error::Stale { id },
@@ -284,7 +296,10 @@ mod tests {
             Error::Workers(_) | Error::Committer(_) | Error::WouldBlock => 11,
             Error::NoMemory => 12,
             Error::Denied { .. } => 13,
-            Error::Busy => 16,
+            Error::Busy | Error::SealInProgress => 16,
+            Error::BeingSealed => 26,
+            Error::ArgumentTooLong { .. } => 90,
+            Error::Interrupted => 4,
             Error::Exists | Error::Receive { .. } => 17,
             Error::CrossesSubvolumes | Error::CrossesFilesystems => 18,
             Error::ReadOnly { .. } => 30,
@@ -298,7 +313,7 @@ mod tests {
             | Error::NotSubvolume { .. } => 22,
             Error::NameTooLong => 36,
             Error::SymlinkLoop => 40,
-            Error::NoAttribute => 61,
+            Error::NoAttribute | Error::NotSealed => 61,
             Error::Unsupported { .. } => 95,
             Error::Stale { .. } => 116,
         }
@@ -308,7 +323,7 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 42, "one of each variant");
+        assert_eq!(kinds.len(), 47, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }

@@ -47,6 +47,21 @@ pub enum Error {
     /// The root directory of a subvolume, which is in use.
     #[error("the root of a subvolume is in use")]
     Busy,
+    /// A change of the bytes of a file on which fs-verity is being enabled.
+    #[error("text file busy: fs-verity is being enabled on the file")]
+    BeingSealed,
+    /// A file on which another caller is enabling fs-verity.
+    #[error("fs-verity is being enabled on the file already")]
+    SealInProgress,
+    /// A file that fs-verity has not sealed, where one is required.
+    #[error("the file is not sealed by fs-verity")]
+    NotSealed,
+    /// An argument that is longer than its limit.
+    #[error("{what}")]
+    ArgumentTooLong { what: &'static str },
+    /// A call that ended early because its caller was interrupted.
+    #[error("interrupted")]
+    Interrupted,
     /// A change of something that is open for reading only.
     #[error("{what} is read-only")]
     ReadOnly { what: &'static str },

@@ -13,6 +13,7 @@
 //! | `direct` | direct writes that share the inode lock |
 //! | `flag_checks` | when a handle checks the flags of its inode |
 //! | `sharing` | which extents of a file are shared |
+//! | `verity` | fs-verity: seals a file, and reads what was stored for it |
 //!
 //! On a filesystem that is open for writing, every blocking read holds the inode lock shared
 //! (`inode/table.rs`).
@@ -27,6 +28,7 @@ pub(crate) mod direct;
 pub(crate) mod flag_checks;
 mod path;
 mod sharing;
+pub(crate) mod verity;
 pub(crate) mod write;
 
 use crate::error::is_refused;
@@ -173,6 +175,7 @@ impl Filesystem {
         }
         let Some(pin) = self.pin(id)? else {
             let view = self.view(id)?;
+            view.check_verity()?;
             return Ok(self.file(id, view, None));
         };
         self.open_pinned(pin)
@@ -192,6 +195,7 @@ impl Filesystem {
             let mut state = pin.entry().lock();
             self.file_state(&tree, pin.entry(), &mut state, Wait::Block)?.view().clone()
         };
+        view.check_verity()?;
         Ok(self.file(pin.id(), view, Some(Arc::new(pin))))
     }
 

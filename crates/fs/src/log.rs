@@ -35,7 +35,7 @@ use crate::inode::table::{InodeEntry, LockedInodes};
 use crate::stats::latency::Operation;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Filesystem, Result};
-use butternut_format::inode::{FileKind, Inode};
+use butternut_format::inode::{FileKind, Inode, InodeFlags};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Ino, TreeId};
@@ -210,6 +210,10 @@ impl Filesystem {
             return Ok(Look::Lock(missing));
         }
         if let Some(inode) = inode {
+            // The log has no items of fs-verity, and a flag without them makes a file unreadable.
+            if inode.flags.contains(InodeFlags::VERITY) && inode.transid >= log.generation() {
+                return Err(Stop(CommitReason::Sealed));
+            }
             let file = FileLog { log, tree, ino, inode };
             file.add_inode(&mut entry)?;
             if is_full {

@@ -69,6 +69,8 @@ pub struct Stats {
     pub memory: MemoryUse,
     /// Reads that the first mirror could not satisfy.
     pub rescues: RescueCounts,
+    /// Blocks that were read and did not agree with the hashes of fs-verity.
+    pub verity_errors: u64,
     /// Transactions that were committed, for whatever reason.
     pub commits: u64,
     pub devices: Vec<DeviceCounts>,
@@ -171,6 +173,7 @@ impl Filesystem {
             counters: self.counters(),
             memory: self.memory_use(),
             rescues: self.volume().rescue_counts(),
+            verity_errors: self.shared.source.verity_errors(),
             commits: generation.saturating_sub(self.shared.first_generation),
             devices: self.device_counts(),
             latency: self.shared.latencies.now(),
@@ -248,6 +251,7 @@ impl Stats {
             counters: Counters::default(),
             memory: MemoryUse::default(),
             rescues: RescueCounts::default(),
+            verity_errors: 0,
             commits: 0,
             devices: vec![device],
             latency,

@@ -102,8 +102,9 @@ impl AttributeFlags {
     /// # Errors
     /// A flag is unknown, or two flags exclude each other.
     pub fn change(self, inode: &Inode) -> Result<FlagChange, NamesError> {
-        if self.0 & !(Self::SETTABLE | Self::VERITY.0) != 0 {
-            return Err(NamesError::Unsupported { what: "a flag that btrfs does not have" });
+        // As in the kernel, the flag of a sealed file is refused, and stays where it is left out.
+        if self.0 & !Self::SETTABLE != 0 {
+            return Err(NamesError::Unsupported { what: "a flag that cannot be set" });
         }
         let wants = Self(self.0 & Self::meaningful(inode.kind));
         let compress = wants.contains(Self::COMPRESS);

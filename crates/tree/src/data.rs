@@ -194,6 +194,13 @@ impl Handle {
         }
     }
 
+    /// Sets a feature bit of the superblock that old kernels only read, as [`Self::add_feature`].
+    pub fn add_compat_ro_feature(&self, feature: Feature) {
+        if self.running().add_compat_ro_feature(feature) {
+            self.mark_changed();
+        }
+    }
+
     /// Adds a reference to an extent.
     pub fn add_data_ref(&self, at: Logical, bytes: u64, reference: DataRef) {
         self.running().change_data(at, bytes, Ref::data(reference), 1);

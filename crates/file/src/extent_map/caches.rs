@@ -30,6 +30,9 @@ pub(crate) type RegionKey = (u64, u64, u64, u64);
 /// Key of a compressed extent: logical address and generation.
 pub(crate) type CompressedKey = (Logical, u64);
 
+/// Key of a block of hashes of fs-verity: tree, inode, offset in the tree of hashes.
+pub(crate) type VerityKey = (u64, u64, u64);
+
 /// Caches of the lookups of all files of a volume.
 #[derive(Debug)]
 pub(crate) struct LookupCaches {
@@ -37,6 +40,7 @@ pub(crate) struct LookupCaches {
     pub(crate) regions: BoundedCache<RegionKey, Region>,
     pub(crate) plain_maps: BoundedCache<RegionKey, PlainMap>,
     pub(crate) decompressed: BoundedCache<CompressedKey, Vec<u8>>,
+    pub(crate) verity_blocks: BoundedCache<VerityKey, [u8]>,
 }
 
 impl LookupCaches {

@@ -12,6 +12,7 @@ use butternut_tree::Tree;
 use crate::error::FileError;
 use crate::error_sequence::ErrorCursor;
 use crate::shared_file::SharedFile;
+use crate::verity::VerityFile;
 use butternut_sys::lock::RwLockReadGuard;
 use std::sync::Arc;
 
@@ -25,6 +26,9 @@ pub struct FileView {
     /// Set where the file is being written. It then has the current size, and the data that is
     /// newer than the tree.
     shared: Option<Arc<SharedFile>>,
+    /// Set where fs-verity has sealed the file, and nothing is written to it. While it is open for
+    /// writing, [`SharedFile::verity`] tells.
+    verity: Option<Arc<VerityFile>>,
 }
 
 impl FileView {
@@ -34,12 +38,28 @@ impl FileView {
     pub fn new(tree: Tree, ino: Ino, inode: &Inode) -> Self {
         let has_checksums =
             !inode.flags.contains(InodeFlags::NODATASUM) && tree.id() != TreeId::DATA_RELOCATION;
-        Self { tree, ino, size: inode.size.min(FILE_BYTES_MAX), has_checksums, shared: None }
+        let is_sealed = inode.flags.contains(InodeFlags::VERITY);
+        let verity = is_sealed.then(|| Arc::new(VerityFile::new(tree.clone(), ino)));
+        let size = inode.size.min(FILE_BYTES_MAX);
+        Self { tree, ino, size, has_checksums, shared: None, verity }
     }
 
     /// Returns the view of the same file while it is being written.
     pub(crate) fn with_shared(self, shared: Arc<SharedFile>) -> Self {
-        Self { shared: Some(shared), ..self }
+        if let Some(verity) = self.verity.clone() {
+            shared.set_verity(verity);
+        }
+        Self { shared: Some(shared), verity: None, ..self }
+    }
+
+    /// Returns what verifies the reads of a file that fs-verity has sealed.
+    pub(crate) fn verity(&self) -> Option<&Arc<VerityFile>> {
+        self.verity.as_ref().or_else(|| self.shared.as_ref()?.verity())
+    }
+
+    /// Returns whether fs-verity has sealed the file, so that its reads are verified.
+    pub fn is_sealed(&self) -> bool {
+        self.verity().is_some()
     }
 
     pub(crate) fn shared(&self) -> Option<&Arc<SharedFile>> {

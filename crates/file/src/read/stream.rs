@@ -260,6 +260,13 @@ impl Stream {
         }
         let mut memory = self.source.spare_buffers().take(whole);
         let read = self.source.read_at(&self.view, start, &mut memory);
+        if read.as_ref().is_ok_and(|filled| *filled <= in_memory(at - start)) {
+            // The good bytes end in front of `at`: blocks of fs-verity may be shorter than pages.
+            self.source.spare_buffers().put_back(memory);
+            let most = in_memory(end.saturating_sub(at)).min(buf.len());
+            let part = buf.get_mut(..most).unwrap_or_default();
+            return self.source.read_at(&self.view, at, part).map(Some);
+        }
         let copied = read.as_ref().map_or(0, |filled| {
             let skip = in_memory(at - start);
             let found = memory.get(skip..*filled).unwrap_or_default();

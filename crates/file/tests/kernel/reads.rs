@@ -13,6 +13,7 @@ const TINY: SourceOptions = SourceOptions {
     plain_map_cache_bytes: 20_000,
     checksum_cache_bytes: 40_000,
     decompressed_cache_bytes: 0,
+    verity_cache_bytes: 0,
     page_cache_bytes: 256 << 10,
     compress: None,
 };

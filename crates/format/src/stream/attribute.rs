@@ -46,6 +46,10 @@ impl Kind {
     pub(super) const UNENCODED_OFFSET: Self = Self(29, "UNENCODED_OFFSET");
     pub(super) const COMPRESSION: Self = Self(30, "COMPRESSION");
     pub(super) const ENCRYPTION: Self = Self(31, "ENCRYPTION");
+    pub(super) const VERITY_ALGORITHM: Self = Self(32, "VERITY_ALGORITHM");
+    pub(super) const VERITY_BLOCK_SIZE: Self = Self(33, "VERITY_BLOCK_SIZE");
+    pub(super) const VERITY_SALT_DATA: Self = Self(34, "VERITY_SALT_DATA");
+    pub(super) const VERITY_SIG_DATA: Self = Self(35, "VERITY_SIG_DATA");
 
     /// Returns the name in the kernel's headers, without its prefix.
     pub(super) fn name(self) -> &'static str {
@@ -98,6 +102,10 @@ impl<'a> Attributes<'a> {
 
     pub(super) fn u64(&self, kind: Kind) -> Result<u64, Refused> {
         Ok(exact::<U64>(kind, self.bytes(kind)?)?.get())
+    }
+
+    pub(super) fn u8(&self, kind: Kind) -> Result<u8, Refused> {
+        Ok(*exact::<u8>(kind, self.bytes(kind)?)?)
     }
 
     pub(super) fn u32(&self, kind: Kind) -> Result<u32, Refused> {

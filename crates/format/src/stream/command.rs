@@ -164,6 +164,15 @@ pub enum Command<'a> {
         encryption: u32,
         data: &'a [u8],
     },
+    /// Seals a file by fs-verity, after all of its data. Version 3.
+    EnableVerity {
+        path: &'a [u8],
+        /// The number of the hash function.
+        algorithm: u8,
+        block_bytes: u32,
+        salt: &'a [u8],
+        signature: &'a [u8],
+    },
 }
 
 /// The compression of an `ENCODED_WRITE` (`BTRFS_ENCODED_IO_COMPRESSION`).
@@ -279,6 +288,7 @@ impl<'a> Command<'a> {
             Self::Fallocate { .. } => 23,
             Self::Fileattr { .. } => 24,
             Self::EncodedWrite { .. } => 25,
+            Self::EnableVerity { .. } => ENABLE_VERITY,
         }
     }
 
@@ -314,7 +324,8 @@ impl<'a> Command<'a> {
             | Self::UpdateExtent { path, .. }
             | Self::Fallocate { path, .. }
             | Self::Fileattr { path, .. }
-            | Self::EncodedWrite { path, .. } => Some(path),
+            | Self::EncodedWrite { path, .. }
+            | Self::EnableVerity { path, .. } => Some(path),
         }
     }
 
@@ -395,7 +406,8 @@ impl<'a> Command<'a> {
             | Self::UpdateExtent { .. }
             | Self::Fallocate { .. }
             | Self::Fileattr { .. }
-            | Self::EncodedWrite { .. } => self.encode_data(version, to),
+            | Self::EncodedWrite { .. }
+            | Self::EnableVerity { .. } => self.encode_data(version, to),
         }
     }
 
@@ -447,6 +459,13 @@ impl<'a> Command<'a> {
             }
             Self::Clone { .. } => self.encode_clone(to),
             Self::EncodedWrite { .. } => self.encode_encoded_write(to),
+            Self::EnableVerity { path, algorithm, block_bytes, salt, signature } => {
+                to.bytes(Kind::PATH, path)?;
+                to.bytes(Kind::VERITY_ALGORITHM, &[algorithm])?;
+                to.u32(Kind::VERITY_BLOCK_SIZE, block_bytes)?;
+                to.bytes(Kind::VERITY_SALT_DATA, salt)?;
+                to.bytes(Kind::VERITY_SIG_DATA, signature)
+            }
             Self::Subvol { .. }
             | Self::Snapshot { .. }
             | Self::Mkfile { .. }
@@ -516,12 +535,9 @@ impl<'a> Command<'a> {
 fn check_number(version: StreamVersion, cmd: u16) -> Result<&'static str, Refused> {
     let last = match version {
         StreamVersion::One => LAST_OF_VERSION_1,
-        StreamVersion::Two | StreamVersion::Three => LAST_OF_VERSION_2,
+        StreamVersion::Two => LAST_OF_VERSION_2,
+        StreamVersion::Three => ENABLE_VERITY,
     };
-    if version == StreamVersion::Three && cmd == ENABLE_VERITY {
-        let want = "a command that is supported";
-        return Err(Refused::new("cmd", format_args!("{cmd} (ENABLE_VERITY)"), want));
-    }
     name_of(cmd).filter(|_| cmd <= last).ok_or_else(|| {
         let want = format_args!("1 to {last} in version {}", version.number()).to_string();
         Refused::new("cmd", cmd, want)
@@ -529,7 +545,7 @@ fn check_number(version: StreamVersion, cmd: u16) -> Result<&'static str, Refuse
 }
 
 fn name_of(cmd: u16) -> Option<&'static str> {
-    const NAMES: [&str; 25] = [
+    const NAMES: [&str; 26] = [
         "subvol",
         "snapshot",
         "mkfile",
@@ -555,6 +571,7 @@ fn name_of(cmd: u16) -> Option<&'static str> {
         "fallocate",
         "fileattr",
         "encoded_write",
+        "enable_verity",
     ];
     NAMES.get(usize::from(cmd.checked_sub(1)?)).copied()
 }
@@ -641,7 +658,14 @@ fn data_command<'a>(cmd: u16, attributes: &Attributes<'a>) -> Result<Command<'a>
         },
         24 => Command::Fileattr { path, flags: attributes.u64(Kind::FILEATTR)? },
         25 => encoded_write(path, attributes)?,
-        _ => return Err(Refused::new("cmd", cmd, "15 to 25")),
+        ENABLE_VERITY => Command::EnableVerity {
+            path,
+            algorithm: attributes.u8(Kind::VERITY_ALGORITHM)?,
+            block_bytes: attributes.u32(Kind::VERITY_BLOCK_SIZE)?,
+            salt: attributes.bytes(Kind::VERITY_SALT_DATA)?,
+            signature: attributes.bytes(Kind::VERITY_SIG_DATA)?,
+        },
+        _ => return Err(Refused::new("cmd", cmd, "15 to 26")),
     })
 }
 

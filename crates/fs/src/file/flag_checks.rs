@@ -9,10 +9,13 @@
 //!    inode; in front of FUSE the kernel's inode does not have it, and `fcntl`, a mapping and
 //!    `copy_file_range` get past `O_APPEND`. Such a change is refused before the file loses its
 //!    privileges.
-//! 3. No handle allocates space in an immutable file or copies bytes into it, whenever it was
+//! 3. While fs-verity is being enabled on a file, every change of its bytes or size fails with
+//!    `ETXTBSY`, through whatever handle.
+//! 4. No handle allocates space in an immutable file or copies bytes into it, whenever it was
 //!    opened: in the kernel too, those calls check the flag themselves.
 
 use crate::file::Checks;
+use crate::inode::table::InodeEntry;
 use crate::{Error, File, FileId, Filesystem, Result};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::root::RootFlags;
@@ -52,6 +55,7 @@ impl File {
 
     pub(crate) fn may_write(&self, inode: &Inode) -> Result<()> {
         Filesystem::may_change_content(inode)?;
+        self.pin()?.entry().may_change_content()?;
         match self.checks {
             Checks::EachTime => Filesystem::may_write(inode),
             Checks::AtOpen | Checks::AtOpenToAppend => Ok(()),
@@ -74,6 +78,13 @@ impl File {
             Checks::AtOpenToAppend => offset.is_some_and(|offset| offset < end),
         };
         if is_refused { Err(BELOW_END) } else { Ok(()) }
+    }
+}
+
+impl InodeEntry {
+    /// Fails while fs-verity is being enabled on the file (law 3). The caller holds the inode lock.
+    pub(crate) fn may_change_content(&self) -> Result<()> {
+        if self.is_being_sealed() { Err(Error::BeingSealed) } else { Ok(()) }
     }
 }
 

@@ -417,6 +417,7 @@ impl File {
         };
         let inode = filesystem.attributes_as(entry, wait)?;
         Filesystem::may_change_content(&inode)?;
+        entry.may_change_content()?;
         if let Some(privileges) = privileges {
             self.may_write(&inode)?;
             filesystem.strip_privileges(write_state, &subvolume, entry, privileges, wait)?;

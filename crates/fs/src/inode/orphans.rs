@@ -12,8 +12,12 @@
 //! 3. A large orphan may be deleted by the cleaner thread, some time after its last name or pin is
 //!    gone (law 1 of `background/cleaner_signal.rs`).
 //! 4. No orphan is deleted while its subvolume is being sent (`send/in_progress.rs`).
-//! 5. From its first step on, an orphan that is deleted cannot be pinned or read, unless its
+//! 5. A file with a name has an orphan item while fs-verity is being enabled on it. What an
+//!    interrupted call left is removed as orphans are, and the file stays (`sealing`).
+//! 6. From its first step on, an orphan that is deleted cannot be pinned or read, unless its
 //!    deletion fails: then it is left for the next open, and can be read until then.
+
+mod sealing;
 
 use crate::background::cleaner_signal::EvictBy;
 use crate::inode::id::ROOT_DIRECTORY;
@@ -253,7 +257,7 @@ impl Filesystem {
         below: u64,
     ) -> Result<Option<u64>> {
         let mut state = entry.lock();
-        if entry.is_pinned() {
+        if entry.is_being_sealed() || entry.is_pinned() && !has_name(subvolume, entry)? {
             return Ok(None);
         }
         let left = self.delete_locked_orphan(write_state, subvolume, (entry, &mut state), below);
@@ -274,8 +278,8 @@ impl Filesystem {
         let ino = Ino(entry.id.ino);
         // Another thread may have deleted it between two steps. Then there is no item.
         let inode = names::inode(&subvolume.tree, ino)?;
-        let deleted = inode.filter(|inode| inode.nlink == 0);
-        if let Some(inode) = &deleted {
+        let deleted = inode.as_ref().filter(|inode| inode.nlink == 0);
+        if let Some(inode) = deleted {
             require_deletable(subvolume, ino, inode)?;
             // No other thread uses it from here on, also between two steps.
             entry.set_deleted();
@@ -285,8 +289,12 @@ impl Filesystem {
                 return Ok(end);
             }
         }
+        if self.drop_verity_items(write_state, subvolume, ino, inode.as_ref())? {
+            // The data is gone.
+            return Ok(Some(0));
+        }
         self.change(write_state, subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
-            if let Some(inode) = &deleted {
+            if let Some(inode) = deleted {
                 change.delete_inode(ino, inode.kind)?;
             }
             change.step(names::remove_orphan(&change.edit, ino)).map(drop)
@@ -296,6 +304,12 @@ impl Filesystem {
         }
         Ok(None)
     }
+}
+
+/// Whether the inode of an orphan item has a name: only the item, and what it guards, is removed.
+fn has_name(subvolume: &WritableSubvolume, entry: &InodeEntry) -> Result<bool> {
+    let inode = names::inode(&subvolume.tree, Ino(entry.id.ino))?;
+    Ok(inode.is_some_and(|inode| inode.nlink > 0))
 }
 
 /// Whether an orphan has so much data that its deletion may take long.

@@ -101,6 +101,9 @@ impl Filesystem {
         let mut state = entry.lock();
         let inode = self.attributes(&entry)?;
         may_change(&inode, set)?;
+        if set.size.is_some() {
+            entry.may_change_content()?;
+        }
         let plan = Plan::new(&subvolume, &entry, &inode, set)?;
         if set.mode.is_some() {
             // Before the change, which may fail after it has set the mode.

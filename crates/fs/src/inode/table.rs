@@ -76,6 +76,8 @@ pub(crate) struct InodeEntry {
     has_no_privileges: AtomicBool,
     /// Its subvolume is known to be writable (law 7).
     is_subvolume_writable: AtomicBool,
+    /// A thread enables fs-verity on the file: its bytes do not change (`file/verity.rs`).
+    is_being_sealed: AtomicBool,
     pub(crate) is_idle: IsIdle,
 }
 
@@ -107,6 +109,7 @@ impl InodeEntry {
             is_listed: AtomicBool::new(false),
             has_no_privileges: AtomicBool::new(false),
             is_subvolume_writable: AtomicBool::new(false),
+            is_being_sealed: AtomicBool::new(false),
             is_idle: IsIdle::default(),
         })
     }
@@ -259,6 +262,17 @@ impl InodeEntry {
     /// writes, or excludes those.
     pub(crate) fn set_subvolume_writable(&self, is_writable: bool) {
         self.is_subvolume_writable.store(is_writable, Ordering::Release);
+    }
+
+    /// Returns whether a thread enables fs-verity on the file. The caller holds the inode lock.
+    pub(crate) fn is_being_sealed(&self) -> bool {
+        self.is_being_sealed.load(Ordering::Acquire)
+    }
+
+    /// Records whether a thread enables fs-verity on the file, and returns the value before. The
+    /// caller that begins holds the inode lock exclusively.
+    pub(crate) fn set_being_sealed(&self, is_being_sealed: bool) -> bool {
+        self.is_being_sealed.swap(is_being_sealed, Ordering::AcqRel)
     }
 
     /// Adds a pin. The caller holds the inode lock, or no other thread has the entry.

@@ -76,7 +76,8 @@ impl Filesystem {
             let new = NewName { dir: at, name, index, found, generation };
             change.step(names::link(&change.edit, &new))?;
             change.step(names::link_added(&mut inode, change.moment))?;
-            if was_unnamed {
+            // Otherwise the item guards what is built for fs-verity.
+            if was_unnamed && !target.is_being_sealed() {
                 change.step(names::remove_orphan(&change.edit, ino))?;
             }
             change.put(ino, &inode)?;

@@ -25,6 +25,10 @@ const ITEMS_OF_REMOVAL: u32 = 8;
 /// A file of at most this many bytes is deleted with its last name, in one transaction.
 pub(crate) const DELETE_BYTES_MAX: u64 = 128 << 10;
 
+/// The most items that fs-verity has of such a file: a descriptor with a signature of 16 KiB, and a
+/// tree of a sixteenth of the data, with blocks of 1 KiB.
+const VERITY_ITEMS_MAX: u32 = 24;
+
 /// What happens to an inode that loses a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -294,7 +298,9 @@ pub(crate) fn fate(
     // At worst, every sector is an extent of its own, with a hole after it and its own checksum
     // item.
     let sectors = u32::try_from(bytes.div_ceil(SECTOR_BYTES)).unwrap_or(u32::MAX);
-    Fate::Deleted { data_items: sectors.saturating_mul(3) }
+    let is_sealed = inode.flags.contains(InodeFlags::VERITY);
+    let verity_items = if is_sealed { VERITY_ITEMS_MAX } else { 0 };
+    Fate::Deleted { data_items: sectors.saturating_mul(3).saturating_add(verity_items) }
 }
 
 impl Change<'_> {

@@ -82,7 +82,10 @@ impl Queue {
         let is_simple = is_short && self.core.tunables().simple_read;
         let by_plan = is_short && !is_simple && wait == Wait::Block;
         let (source, view, checksums) = (file.source(), file.view(), &mut self.checksums);
-        let resolved = if by_plan {
+        let resolved = if view.is_sealed() {
+            // The blocking call verifies it by the hashes of fs-verity.
+            Ok(Resolved::NeedsPlan)
+        } else if by_plan {
             source.resolve_by_plan(view, offset, bytes, checksums)
         } else {
             source.resolve(view, &range, wait, checksums)

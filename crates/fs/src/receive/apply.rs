@@ -8,7 +8,7 @@ use super::source::Source;
 use super::{ReceiveReport, ReceivedSubvolume, Unfinished, decode_write};
 use crate::{
     Error, File, FileId, FileKind, Filesystem, NewInode, RenameFlags, Result, SetAttributes,
-    SetTime, SetXattr, SnapshotAccess,
+    SetTime, SetXattr, SnapshotAccess, VerityHash, VerityOptions,
 };
 use butternut_format::inode::{DeviceNumber, Time};
 use butternut_format::refused::{Refused, require};
@@ -234,6 +234,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
             | Command::Chown { .. }
             | Command::Utimes { .. }
             | Command::Fileattr { .. } => self.set(command),
+            Command::EnableVerity { .. } => self.seal(command),
         }
     }
 
@@ -537,6 +538,19 @@ impl<'a, 'r> Receiver<'a, 'r> {
             Command::Rmdir { .. } => filesystem.rmdir(dir, name),
             _ => Ok(()),
         }
+    }
+
+    /// Seals a file by fs-verity.
+    fn seal(&mut self, command: &Command<'_>) -> Result<()> {
+        let Command::EnableVerity { path, algorithm, block_bytes, salt, signature } = *command
+        else {
+            return Ok(());
+        };
+        let hash = VerityHash::check(algorithm).map_err(Error::Stream)?;
+        let options = VerityOptions::default().hash(hash).block_bytes(block_bytes);
+        let options = options.salt(salt).signature(signature);
+        let id = self.inode(path)?;
+        self.filesystem.open_file(id)?.enable_verity(&options)
     }
 
     /// Applies a command that sets attributes.

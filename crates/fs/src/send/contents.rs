@@ -279,7 +279,9 @@ impl Receiver<'_, '_, '_> {
             Compression::Lzo => StreamCompression::Lzo4K,
             Compression::Zstd => StreamCompression::Zstd,
         };
+        // The hashes of fs-verity are those of the data as it reads.
         if !self.how.compressed_data
+            || self.file.view().is_sealed()
             || self.how.no_data
             || !part.start.is_multiple_of(SECTOR_BYTES)
             || !part.end.is_multiple_of(SECTOR_BYTES) && part.end < self.reach.max(self.file.len())

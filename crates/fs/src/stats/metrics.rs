@@ -136,6 +136,11 @@ impl Stats {
             counter("lost_sectors", "File data sectors that no mirror had.", rescues.sectors_lost),
             counter("rescued_blocks", "Tree blocks recovered from a mirror.", rescues.blocks),
             counter("lost_blocks", "Tree blocks that no mirror had.", rescues.blocks_lost),
+            counter(
+                "verity_errors",
+                "Blocks of file data or hashes that fs-verity found to disagree.",
+                self.verity_errors,
+            ),
         ]
     }
 }

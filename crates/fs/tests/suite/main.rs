@@ -68,6 +68,7 @@ mod stable_pages;
 mod std_io;
 mod subvolumes;
 mod tunables;
+mod verity;
 mod volume;
 mod write_attributes;
 mod write_compression;

@@ -22,11 +22,13 @@ pub enum CommitReason {
     Names,
     /// A tree could not be read.
     Unreadable,
+    /// The running transaction may have sealed the file by fs-verity.
+    Sealed,
 }
 
 impl CommitReason {
     /// All reasons.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Off,
         Self::NewChunk,
         Self::NewFeature,
@@ -36,6 +38,7 @@ impl CommitReason {
         Self::DeviceFailed,
         Self::Names,
         Self::Unreadable,
+        Self::Sealed,
     ];
 
     /// Returns the name of the reason in statistics.
@@ -50,6 +53,7 @@ impl CommitReason {
             Self::DeviceFailed => "device_failed",
             Self::Names => "names",
             Self::Unreadable => "unreadable",
+            Self::Sealed => "sealed",
         }
     }
 }

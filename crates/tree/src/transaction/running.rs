@@ -364,6 +364,14 @@ impl Running {
         is_new
     }
 
+    /// Sets a read-only compatible feature bit of the superblock. Returns whether it was not set.
+    pub(crate) fn add_compat_ro_feature(&self, feature: Feature) -> bool {
+        let mut raw = self.super_block();
+        let flags = raw.compat_ro_flags.get();
+        raw.compat_ro_flags.set(flags | feature.mask());
+        flags & feature.mask() == 0
+    }
+
     pub(crate) fn chunks(&self) -> MutexGuard<'_, Chunks> {
         self.chunks.lock_or_else(|_| self.fail_after_panic())
     }
