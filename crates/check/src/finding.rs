@@ -134,6 +134,8 @@ kinds! {
     FileExtentGap Error "a range of a file has no extent",
     FileExtentForm Error "a file extent does not fit its file",
     FileExtentBehind Warning "a written extent is behind the end of its file",
+    VerityItems Error "the items of a file that fs-verity has sealed are not whole",
+    VerityData Error "the data of a sealed file does not agree with its hashes",
     XattrTwice Error "an extended attribute exists twice",
     RootDirectory Error "a subvolume has no root directory",
 }

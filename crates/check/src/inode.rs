@@ -14,12 +14,15 @@
 //! 5. Written extents have checksums, or, if the inode is nodatasum, none. This applies to an inode
 //!    without links too: an extent that its deletion has not dropped yet keeps its checksums.
 //!    Extents whose part of the checksum tree cannot be read are left out, and a note says so.
+//! 6. A file that fs-verity has sealed has all items of fs-verity (`verity`).
 
 use crate::finding::Kind;
 use crate::hash;
 use crate::run::Part;
 use crate::sink::Sink;
+use crate::verity::VerityItems;
 use butternut_format::inode::{FileKind, Inode, InodeFlags};
+use butternut_format::key::Key;
 use butternut_format::units::SECTOR_BYTES;
 
 /// The root directory of every subvolume.
@@ -33,6 +36,7 @@ pub(crate) struct InodeFields {
     nlink: u32,
     kind: FileKind,
     is_nodatasum: bool,
+    is_sealed: bool,
 }
 
 impl From<&Inode> for InodeFields {
@@ -43,6 +47,7 @@ impl From<&Inode> for InodeFields {
             nlink: inode.nlink,
             kind: inode.kind,
             is_nodatasum: inode.flags.contains(InodeFlags::NODATASUM),
+            is_sealed: inode.flags.contains(InodeFlags::VERITY),
         }
     }
 }
@@ -85,6 +90,8 @@ pub(crate) struct InodePart {
     /// Sum of the hashes of names by hash, minus that of names by index.
     names: u64,
     extents: ExtentTotals,
+    /// Items of fs-verity, if there are any.
+    verity: Option<Box<VerityItems>>,
     is_incomplete: bool,
 }
 
@@ -157,6 +164,11 @@ impl InodePart {
         self.item = Some(item);
     }
 
+    /// Adds the next item of fs-verity.
+    pub(crate) fn add_verity(&mut self, key: Key, data: &[u8]) {
+        self.verity.get_or_insert_default().add(key, data);
+    }
+
     pub(crate) fn add_ref(&mut self, dir: u64) {
         self.parent = Some(dir);
         self.refs = self.refs.saturating_add(1);
@@ -219,7 +231,8 @@ impl InodePart {
             let kinds = entry_kind(self.ino, item.kind).wrapping_mul(u64::from(self.refs));
             balance.kinds = balance.kinds.wrapping_sub(kinds);
         }
-        if item.nlink == 0 {
+        // An orphan item guards a file on which fs-verity is being enabled.
+        if item.nlink == 0 || self.verity.is_some() && !item.is_sealed {
             balance.orphans = balance.orphans.wrapping_add(orphan(self.ino));
         }
         if self.is_incomplete {
@@ -232,6 +245,12 @@ impl InodePart {
         self.check_names(item, place, sink);
         if item.nlink > 0 {
             self.check_extents(item, rules, place, sink);
+            if item.is_sealed {
+                self.verity
+                    .as_deref()
+                    .unwrap_or(&VerityItems::default())
+                    .check(item.size, place, sink);
+            }
         }
         self.check_checksums(item, rules, place, sink);
     }
@@ -376,6 +395,9 @@ impl Part for Box<InodePart> {
         self.name_bytes = self.name_bytes.saturating_add(next.name_bytes);
         self.names = self.names.wrapping_add(next.names);
         self.is_incomplete |= next.is_incomplete;
+        if let Some(verity) = next.verity {
+            self.verity.get_or_insert_default().merge(&verity);
+        }
         // `InodePart::overlap` has found an overlap across leaves before.
         self.extents.add(&next.extents).unwrap_or_default();
     }

@@ -41,6 +41,7 @@ mod sink;
 mod spans;
 mod subvolume;
 mod supers;
+mod verity;
 mod walk;
 
 pub use butternut_tree::{QgroupCount, QgroupUsage};

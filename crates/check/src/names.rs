@@ -32,6 +32,8 @@ struct Names {
     /// Inode number, type, whether it has no links.
     inodes: Vec<(u64, u64, bool)>,
     orphans: Vec<u64>,
+    /// Inodes with items of fs-verity.
+    verity: Vec<u64>,
 }
 
 struct NameSurvey;
@@ -54,6 +56,7 @@ impl Survey for NameSurvey {
         left.refs.extend(right.refs);
         left.inodes.extend(right.inodes);
         left.orphans.extend(right.orphans);
+        left.verity.extend(right.verity);
     }
 }
 
@@ -94,6 +97,11 @@ fn add(key: Key, data: &[u8], out: &mut Names) {
             }
         }
         ItemType::ORPHAN_ITEM => out.orphans.push(key.offset),
+        ItemType::VERITY_DESC_ITEM | ItemType::VERITY_MERKLE_ITEM
+            if out.verity.last() != Some(&key.objectid) =>
+        {
+            out.verity.push(key.objectid);
+        }
         _ => {}
     }
 }
@@ -113,6 +121,7 @@ pub(crate) fn report_mismatches(walker: &Walker<'_>, tree: TreeId, root: Expecte
     names.entries.sort_unstable();
     names.inodes.sort_unstable();
     names.orphans.sort_unstable();
+    names.verity.sort_unstable();
     unpaired(&names, tree, sink);
     kinds(&names, tree, sink);
     orphans(&names, tree, sink);
@@ -160,7 +169,9 @@ fn orphans(names: &Names, tree: TreeId, sink: &Sink<'_>) {
     for ino in &names.orphans {
         let found = names.inodes.binary_search_by_key(ino, |(ino, ..)| *ino).ok();
         let inode = found.and_then(|at| names.inodes.get(at));
-        if inode.is_none_or(|(_, _, is_unlinked)| !is_unlinked) {
+        // The item guards a file on which fs-verity was being enabled.
+        let is_guard = inode.is_some() && names.verity.binary_search(ino).is_ok();
+        if inode.is_none_or(|(_, _, is_unlinked)| !is_unlinked) && !is_guard {
             let place = format!("tree {tree} orphan {ino}");
             let have = if inode.is_some() { "with links" } else { "none" };
             sink.add(Kind::OrphanExtra, place, "inode", have, "one without links");

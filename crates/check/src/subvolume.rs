@@ -110,6 +110,7 @@ impl SubvolumeSurvey<'_> {
             }
             ItemType::XATTR_ITEM => self.xattrs(key, data),
             ItemType::EXTENT_DATA => self.file_extent(leaf, key, data, part),
+            ItemType::VERITY_DESC_ITEM | ItemType::VERITY_MERKLE_ITEM => part.add_verity(key, data),
             _ => {}
         }
     }
