@@ -12,11 +12,12 @@ const STATX_BASIC: u32 = 0x7ff;
 const STATX_BTIME: u32 = 0x800;
 
 /// Inode flags of btrfs, and the statx attributes for them.
-const STATX_FLAGS: [(u64, u64); 4] = [
-    (64, 0x10),  // immutable
-    (128, 0x20), // append-only
-    (256, 0x40), // not dumped
-    (2048, 0x4), // compressed
+const STATX_FLAGS: [(u64, u64); 5] = [
+    (64, 0x10),           // immutable
+    (128, 0x20),          // append-only
+    (256, 0x40),          // not dumped
+    (2048, 0x4),          // compressed
+    (1 << 32, 0x10_0000), // sealed by fs-verity
 ];
 
 /// Returns the `d_type` of a directory entry.

@@ -19,6 +19,7 @@
 //! | `ioctl_flags` | IOCTL: inode flags (`chattr`) |
 //! | `ioctl_search` | IOCTL: searches of trees |
 //! | `interrupts` | INTERRUPT |
+//! | `ioctl_verity` | IOCTL: fs-verity |
 //! | `ioctl_volume` | IOCTL: label, trim, shutdown |
 //! | `ioctl_subvolume` | IOCTL: subvolumes and snapshots |
 //! | `unsent` | data that the kernel has cached and not sent |
@@ -46,6 +47,7 @@ mod ioctl_extents;
 mod ioctl_flags;
 mod ioctl_search;
 mod ioctl_subvolume;
+mod ioctl_verity;
 mod ioctl_volume;
 mod lane;
 mod listing;

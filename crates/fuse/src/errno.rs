@@ -30,11 +30,15 @@ impl Errno {
     pub(crate) const EISDIR: Self = Self(21);
     pub(crate) const EINVAL: Self = Self(22);
     pub(crate) const ENOTTY: Self = Self(25);
+    pub(crate) const ETXTBSY: Self = Self(26);
     pub(crate) const EROFS: Self = Self(30);
     pub(crate) const ERANGE: Self = Self(34);
     pub(crate) const ENAMETOOLONG: Self = Self(36);
     /// The kernel does without the operation, and does not send it again.
     pub(crate) const ENOSYS: Self = Self(38);
+    pub(crate) const ENODATA: Self = Self(61);
+    pub(crate) const EOVERFLOW: Self = Self(75);
+    pub(crate) const EMSGSIZE: Self = Self(90);
     pub(crate) const EOPNOTSUPP: Self = Self(95);
     pub(crate) const E2BIG: Self = Self(7);
     pub(crate) const ESTALE: Self = Self(116);

@@ -9,15 +9,18 @@
 //!    append-only file. When a handle with that flag is mapped, FUSE of Linux 6.18 drops all pages
 //!    of the file without taking the inode lock. A write(2) that has changed its page, and has not
 //!    been sent yet, would then be hidden by the old bytes of a READ.
-//! 2. Nothing with a destructor is dropped under the lock of the table.
+//! 2. While fs-verity is being enabled on a file, no handle is opened for writing, and it begins
+//!    only while there is none ([`Handles::begin_seal`]).
+//! 3. Nothing with a destructor is dropped under the lock of the table.
 
 pub(crate) mod fills;
 pub(crate) mod open_cache;
 pub(crate) mod write_gates;
 
 use butternut_sys::lock::{RwLock, rank};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use butternut::{File, FileId};
 
@@ -28,7 +31,7 @@ use crate::handles::write_gates::{WriteGates, Writer};
 /// The open files of one mount.
 #[derive(Default)]
 pub(crate) struct Handles {
-    table: RwLock<Table, rank::Handles>,
+    table: Arc<RwLock<Table, rank::Handles>>,
     write_gates: Arc<WriteGates>,
 }
 
@@ -37,7 +40,19 @@ struct Table {
     files: Vec<Option<Handle>>,
     free: Vec<usize>,
     shared: HashMap<FileId, Shared>,
+    /// Files on which fs-verity is being enabled (law 2).
+    sealing: HashSet<FileId>,
 }
+
+/// No handle of a file is opened for writing until this is dropped (law 2).
+pub(crate) struct SealGate {
+    table: Arc<RwLock<Table, rank::Handles>>,
+    id: FileId,
+}
+
+/// The gates of files that are sealed, for a thread that does not keep the handles.
+#[derive(Clone)]
+pub(crate) struct SealGates(Arc<RwLock<Table, rank::Handles>>);
 
 struct Handle {
     open: OpenFile,
@@ -60,7 +75,14 @@ struct Shared {
     cached_writers: usize,
     /// Handles with `FOPEN_DIRECT_IO`.
     bypassing: usize,
+    /// Handles that are open for writing.
+    writers: usize,
 }
+
+/// How long a call that enables fs-verity waits for the release of handles that were open for
+/// writing: the kernel sends RELEASE after close(2) has returned.
+const RELEASE_WAIT: Duration = Duration::from_secs(1);
+const RELEASE_POLL: Duration = Duration::from_millis(2);
 
 /// How a file is about to be opened.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +108,8 @@ pub(crate) enum Bypass {
 pub(crate) struct OpenFile {
     pub(crate) file: File,
     pub(crate) is_writable: bool,
+    /// It was opened for reading, or for both.
+    pub(crate) is_readable: bool,
     /// Reads and writes bypass the kernel's page cache.
     pub(crate) bypasses_cache: bool,
     /// The fills of the kernel's page cache, shared by the handles of the file.
@@ -99,8 +123,14 @@ pub(crate) struct OpenFile {
 impl Handles {
     /// Counts one handle of a file. Returns the fills of the file, and whether the handle bypasses
     /// the kernel's page cache (law 1). Must be called once before each [`Handles::insert`].
-    pub(crate) fn begin_open(&self, id: FileId, how: OpenHow) -> (Arc<Fills>, bool) {
+    ///
+    /// # Errors
+    /// `ETXTBSY` for writing, while fs-verity is being enabled on the file (law 2).
+    pub(crate) fn begin_open(&self, id: FileId, how: OpenHow) -> ErrnoResult<(Arc<Fills>, bool)> {
         let mut table = self.table.write();
+        if how.is_writable && table.sealing.contains(&id) {
+            return Err(Errno::ETXTBSY);
+        }
         let shared = table.shared.entry(id).or_default();
         let bypasses_cache = match how.bypass {
             Bypass::Never => false,
@@ -111,7 +141,13 @@ impl Handles {
         shared.handles += 1;
         shared.bypassing += usize::from(bypasses_cache);
         shared.cached_writers += usize::from(how.is_writable && !bypasses_cache);
-        (Arc::clone(&shared.fills), bypasses_cache)
+        shared.writers += usize::from(how.is_writable);
+        Ok((Arc::clone(&shared.fills), bypasses_cache))
+    }
+
+    /// Returns the gates of files that are sealed.
+    pub(crate) fn seal_gates(&self) -> SealGates {
+        SealGates(Arc::clone(&self.table))
     }
 
     /// Returns the gates that an open for writing passes.
@@ -187,11 +223,43 @@ impl Handles {
             shared.handles -= 1;
             shared.bypassing -= usize::from(open.bypasses_cache);
             shared.cached_writers -= usize::from(open.is_writable && !open.bypasses_cache);
+            shared.writers -= usize::from(open.is_writable);
             if shared.handles == 0 {
                 table.shared.remove(&id);
             }
         }
         Some((open, writer))
+    }
+}
+
+impl SealGates {
+    /// Keeps handles of a file from being opened for writing (law 2). Waits for the release of those
+    /// that are open, for a limited time.
+    ///
+    /// # Errors
+    /// `ETXTBSY`: handles stay open for writing. `EBUSY`: another call seals the file.
+    pub(crate) fn begin(&self, id: FileId) -> ErrnoResult<SealGate> {
+        let end = Instant::now() + RELEASE_WAIT;
+        loop {
+            let mut table = self.0.write();
+            if table.shared.get(&id).is_none_or(|shared| shared.writers == 0) {
+                if !table.sealing.insert(id) {
+                    return Err(Errno::EBUSY);
+                }
+                return Ok(SealGate { table: Arc::clone(&self.0), id });
+            }
+            drop(table);
+            if Instant::now() >= end {
+                return Err(Errno::ETXTBSY);
+            }
+            std::thread::sleep(RELEASE_POLL);
+        }
+    }
+}
+
+impl Drop for SealGate {
+    fn drop(&mut self) {
+        self.table.write().sealing.remove(&self.id);
     }
 }
 
@@ -210,16 +278,32 @@ mod tests {
     #[test]
     fn no_handle_bypasses_the_cache_beside_one_that_writes_through_it() {
         let (handles, id) = (Handles::default(), FileId::new(5, 257));
-        let opened = |is_writable, bypass| handles.begin_open(id, how(is_writable, bypass)).1;
+        let opened =
+            |is_writable, bypass| handles.begin_open(id, how(is_writable, bypass)).ok().unwrap().1;
         assert!(!opened(false, Bypass::Unwanted), "a reader through the cache");
         assert!(opened(true, Bypass::Wanted), "which does not matter");
         assert!(opened(true, Bypass::Unwanted), "a writer beside one that bypasses");
         assert!(!opened(false, Bypass::Unwanted));
         let other = FileId::new(5, 258);
-        let opened = |is_writable, bypass| handles.begin_open(other, how(is_writable, bypass)).1;
+        let opened = |is_writable, bypass| {
+            handles.begin_open(other, how(is_writable, bypass)).ok().unwrap().1
+        };
         assert!(!opened(true, Bypass::Unwanted));
         assert!(!opened(true, Bypass::Wanted) && !opened(false, Bypass::Wanted));
         assert!(opened(true, Bypass::Always), "of an append-only file");
         assert!(!opened(true, Bypass::Never));
+    }
+
+    #[test]
+    fn a_file_is_sealed_without_writers_and_gets_none_meanwhile() {
+        let (handles, id) = (Handles::default(), FileId::new(5, 257));
+        let opened = |is_writable| handles.begin_open(id, how(is_writable, Bypass::Never)).err();
+        assert_eq!(opened(false), None);
+        let gate = handles.seal_gates().begin(id).ok().unwrap();
+        assert_eq!(handles.seal_gates().begin(id).err(), Some(Errno::EBUSY));
+        assert_eq!((opened(true), opened(false)), (Some(Errno::ETXTBSY), None));
+        drop(gate);
+        assert_eq!(opened(true), None);
+        assert_eq!(handles.seal_gates().begin(id).err(), Some(Errno::ETXTBSY));
     }
 }

@@ -38,6 +38,7 @@ pub mod storage;
 pub mod subvolume_calls;
 pub mod text;
 pub mod tree_search_calls;
+pub mod verity_calls;
 pub mod volume_calls;
 pub mod wait;
 pub mod workers;

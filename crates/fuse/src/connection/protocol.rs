@@ -226,6 +226,15 @@ wire! {
     DefragmentRange 48 {
         start: u64, len: u64, flags: u64, extent_thresh: u32, compress_type: u32, unused: [u32; 4],
     }
+    /// `struct fsverity_enable_arg`; the salt and the signature are behind it.
+    EnableVerity 128 {
+        version: u32, hash_algorithm: u32, block_size: u32, salt_size: u32, salt_ptr: u64,
+        sig_size: u32, reserved1: u32, sig_ptr: u64, reserved2: [u64; 11],
+    }
+    /// `struct fsverity_digest`; the digest is behind it.
+    VerityDigest 4 { digest_algorithm: u16, digest_size: u16, }
+    /// `struct fsverity_read_metadata_arg`; what was read is behind it in a sized call.
+    VerityRead 40 { metadata_type: u64, offset: u64, length: u64, buf_ptr: u64, reserved: u64, }
     /// What was done, behind the range in a sized call.
     DefragmentDone 40 {
         rewritten_bytes: u64, extents_before: u64, extents_after: u64, shared_bytes_left: u64,

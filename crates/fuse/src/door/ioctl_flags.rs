@@ -93,6 +93,9 @@ impl Door {
         if let Some(answer) = self.defragment_call(&call, request) {
             return answer;
         }
+        if let Some(answer) = self.verity_call(&call, request, reply) {
+            return answer;
+        }
         let id = self.node(request)?;
         let flags = match call.cmd {
             SET_FLAGS => AttributeFlags(request.take()?),

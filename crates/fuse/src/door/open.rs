@@ -43,6 +43,7 @@ use crate::options::Caching;
 
 const O_ACCMODE: u32 = 0o3;
 const O_RDONLY: u32 = 0;
+const O_WRONLY: u32 = 1;
 const O_APPEND: u32 = 0o2000;
 
 /// Inode flags of btrfs.
@@ -58,8 +59,9 @@ impl Door {
         let how: OpenIn = request.take()?;
         let id = self.node(request)?;
         let writer = self.begin_open(id, how.flags)?;
-        let file = self.filesystem.open_file(id)?;
+        // Before the descriptor of a sealed file is read.
         let is_append_only = writes(how.flags) && self.may_write(id, how.flags)?;
+        let file = self.filesystem.open_file(id)?;
         let file = if is_append_only { file.only_appending() } else { file.checked_at_open() };
         self.opened(file, (how.flags, writer), is_append_only, reply)
     }
@@ -89,7 +91,7 @@ impl Door {
             Caching::Nothing => Bypass::Always,
         };
         let how = OpenHow { is_writable: writes(flags), bypass };
-        let (fills, bypasses_cache) = self.handles.begin_open(file.id(), how);
+        let (fills, bypasses_cache) = self.handles.begin_open(file.id(), how)?;
         let mut open_flags = if is_append_only {
             FOPEN_DIRECT_IO
         } else if bypasses_cache {
@@ -108,9 +110,22 @@ impl Door {
             fills.start_recording();
         }
         let is_synchronous = flags & O_DSYNC != 0;
-        let open =
-            OpenFile { file, is_writable, bypasses_cache, fills, is_append_only, is_synchronous };
+        let id = file.id();
+        let open = OpenFile {
+            file,
+            is_writable,
+            is_readable: flags & O_ACCMODE != O_WRONLY,
+            bypasses_cache,
+            fills,
+            is_append_only,
+            is_synchronous,
+        };
         let fh = self.handles.insert(open, writer);
+        // It may have been sealed since it was checked, before the handle was counted.
+        if is_writable && self.filesystem.stat(id)?.flags & VERITY != 0 {
+            drop(self.handles.remove(fh));
+            return Err(Errno::EPERM);
+        }
         reply.push(&OpenOut { fh, open_flags, backing_id: 0 })
     }
 
@@ -149,6 +164,7 @@ impl Door {
         Ok(OpenFile {
             file,
             is_writable: false,
+            is_readable: true,
             bypasses_cache: false,
             fills,
             is_append_only: false,
