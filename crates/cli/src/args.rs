@@ -20,6 +20,7 @@ mod read;
 mod receive;
 mod send;
 mod subvolume;
+mod verity;
 mod volume;
 
 pub(crate) use admin::{LabelArgs, MkswapfileArgs, ResizeArgs, SyncArgs, TrimArgs};
@@ -51,6 +52,9 @@ pub(crate) use send::SendArgs;
 pub(crate) use subvolume::{
     PropertyCommand, PropertyGetArgs, PropertySetArgs, SubvolumeCommand, SubvolumeCreateArgs,
     SubvolumeDeleteArgs, SubvolumeSetDefaultArgs, SubvolumeSnapshotArgs, SubvolumeSyncArgs,
+};
+pub(crate) use verity::{
+    MetadataName, VerityCommand, VerityEnableArgs, VerityMeasureArgs, VerityMetadataArgs,
 };
 pub(crate) use volume::VolumeArgs;
 
@@ -444,6 +448,9 @@ pub(crate) enum Command {
     /// Get and set properties of subvolumes
     #[command(subcommand)]
     Property(PropertyCommand),
+    /// Seal files by fs-verity, and print their digests
+    #[command(subcommand)]
+    Verity(VerityCommand),
     /// Enable and disable quotas, and compute their numbers again
     #[command(subcommand)]
     Quota(QuotaCommand),

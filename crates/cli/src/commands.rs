@@ -45,6 +45,7 @@ mod transaction;
 mod trim;
 mod truncate;
 mod umount;
+mod verity;
 mod walk;
 mod write;
 mod xattr_value;
@@ -82,6 +83,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         Command::Send(args) => send::run(global, args, out),
         Command::Property(PropertyCommand::Get(args)) => property::get(global, args, out),
         Command::Property(PropertyCommand::Set(args)) => property::set(global, args, out),
+        Command::Verity(command) => verity::run(global, command, out),
         Command::Quota(command) => quota::run(global, command, out),
         Command::Qgroup(command) => qgroup::run(global, command, out),
         Command::Filesystem(command) => filesystem::run(global, command, out),

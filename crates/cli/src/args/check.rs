@@ -9,7 +9,7 @@ use super::read::VolumesArgs;
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) volume: VolumesArgs,
-    /// Also verify the checksums of all file data, on every mirror
+    /// Also verify the checksums of all file data, on every mirror, and sealed files (fs-verity)
     #[arg(long)]
     pub(crate) check_data_csum: bool,
     /// Print the usage of all quota groups, too: as counted, and as stored

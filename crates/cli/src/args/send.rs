@@ -21,7 +21,8 @@ status is 1. Damage of the extent tree does not prevent a stream, but data that 
 then be sent again.
 
 SUBVOLUME, the parent and the clone sources must be read-only. Not sent are the flags of files
-(chattr), preallocated space, and subvolumes inside SUBVOLUME.
+(chattr), preallocated space, subvolumes inside SUBVOLUME, and the seals of fs-verity, which only
+streams of version 3 have: such a file arrives with its data, and can be written.
 
     butternut send disk.img /snap1 | btrfs receive /mnt
     butternut send -p /snap1 -f update.stream disk.img /snap2

@@ -2,6 +2,8 @@
 //! groups has the form of `btrfs check --qgroup-report`, without its compressed sizes, which the
 //! kernel does not count.
 
+mod sealed;
+
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -141,7 +143,11 @@ fn check_devices(
         progress: global.verbose.then_some(&progress),
         ..CheckOptions::default()
     };
-    let report = check(devices, &options).map_err(|error| failure(volume_arg, &error))?;
+    let again = (args.check_data_csum && held_since.is_none()).then(|| devices.clone());
+    let mut report = check(devices, &options).map_err(|error| failure(volume_arg, &error))?;
+    if let Some(devices) = again {
+        sealed::check(global, devices, &mut report);
+    }
     if global.verbose {
         stderr_line(&format!("{}: {}", volume_arg.typed, describe(&report.counts)));
     }

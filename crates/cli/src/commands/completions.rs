@@ -121,6 +121,7 @@ fn values() -> Vec<Offer> {
         },
         Offer { command: &["ctl"], argument: "tunable", values: tunables },
         of(&["filesystem", "defragment"], "compress", &["zlib", "lzo", "zstd"]),
+        of(&["verity", "enable"], "block_size", &["1024", "2048", "4096"]),
         of(&["inspect", "dump-super"], "copy", &["0", "1", "2"]),
         of(
             &["inspect", "dump-tree"],

@@ -65,4 +65,5 @@ mod subvolumes_mounted;
 mod subvolumes_named;
 mod tree_search;
 mod unresponsive;
+mod verity;
 mod volumes_mounted;

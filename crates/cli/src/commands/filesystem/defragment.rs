@@ -55,7 +55,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &DefragmentArgs, out: &mut Output) 
 }
 
 /// Returns whether an argument is a path of a mounted volume (law 2).
-fn is_mounted(argument: &OsStr, is_alone: bool) -> bool {
+pub(crate) fn is_mounted(argument: &OsStr, is_alone: bool) -> bool {
     let path = Path::new(argument);
     let is_missing = !path.exists() && is_path(argument, is_alone);
     is_missing || path.is_dir() || path.is_file() && !holds_volume(path)

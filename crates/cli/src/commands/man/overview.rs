@@ -97,6 +97,8 @@ const PROGRAMS: [Program; 4] = [
                 "butternut filesystem mkswapfile disk.img swap",
                 "",
             ),
+            ("fsverity enable /mnt/file", "butternut verity enable disk.img file", ""),
+            ("fsverity measure /mnt/file", "butternut verity measure disk.img file", ""),
             ("btrfs quota enable /mnt", "butternut quota enable disk.img", ""),
             ("btrfs qgroup show /mnt", "butternut qgroup show disk.img", ""),
             ("btrfs qgroup limit 1g 0/256 /mnt", "butternut qgroup limit 1G 0/256 disk.img", ""),

@@ -27,6 +27,7 @@ use butternut::format::refused::{Refused, require};
 use butternut::format::stream::{Command, components};
 use butternut::format::uuid::Uuid;
 use butternut::receive::{StreamEnd, decode_write};
+use butternut_sys::verity_calls;
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmod,
     fallocate, fstat, linkat, lremovexattr, lsetxattr, makedev, mkdirat, mknodat, openat, renameat,
@@ -189,6 +190,12 @@ impl Target {
             | Command::Chown { .. }
             | Command::Utimes { .. } => self.set(command),
             Command::Fileattr { .. } => Ok(()),
+            Command::EnableVerity { path, algorithm, block_bytes, salt, signature } => {
+                let file = open_file(self.root()?, path, OFlags::RDONLY)?;
+                let hash = algorithm.into();
+                let enable = verity_calls::Enable { hash, block_bytes, salt, signature };
+                Ok(verity_calls::enable(file.as_fd(), &enable)?)
+            }
             Command::End => self.finish(),
         }
     }

@@ -91,6 +91,15 @@ fn below(subvolume: &[u8], path: &[u8]) -> Vec<u8> {
     [subvolume, b"/", path].concat()
 }
 
+/// Returns the values of an `ENABLE_VERITY`.
+fn sealed(command: &Command<'_>) -> String {
+    let Command::EnableVerity { algorithm, block_bytes, salt, signature, .. } = *command else {
+        return String::new();
+    };
+    let (salt, signature) = (salt.len(), signature.len());
+    format!("algorithm={algorithm} block_size={block_bytes} salt_len={salt} sig_len={signature}")
+}
+
 /// Returns what follows the path.
 fn values(command: &Command<'_>, subvolume: &[u8]) -> Vec<u8> {
     let text = match *command {
@@ -136,6 +145,7 @@ fn values(command: &Command<'_>, subvolume: &[u8]) -> Vec<u8> {
         }
         // btrfs-progs prints the number in decimal after 0x.
         Command::Fileattr { flags, .. } => format!("fileattr=0x{flags}"),
+        Command::EnableVerity { .. } => sealed(command),
         Command::EncodedWrite {
             offset,
             unencoded_file_len,

@@ -69,6 +69,11 @@ fn data_or_attributes(command: &Command<'_>, object: Object) -> Object {
             object.put("mode", mode).put("offset", offset).put("len", len)
         }
         Command::Fileattr { flags, .. } => object.put("fileattr", flags),
+        Command::EnableVerity { algorithm, block_bytes, salt, signature, .. } => object
+            .put("algorithm", algorithm)
+            .put("block_size", block_bytes)
+            .put("salt_len", salt.len())
+            .put("sig_len", signature.len()),
         Command::EncodedWrite {
             offset,
             unencoded_file_len,
