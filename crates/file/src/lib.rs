@@ -23,6 +23,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `compress` | zlib, lzo and zstd, without I/O |
+//! | `sealed_file` | the items of fs-verity of a file |
 //! | `overlay`, `in_flight`, `shared_file` | what the readers and the writer of one file share |
 //! | `extent_map`, `checksum_cache` | from a range of a file to its extents and checksums |
 //! | `source`, `read` | reads, and readahead |
@@ -50,6 +51,7 @@ mod in_flight;
 mod merge;
 mod overlay;
 mod read;
+mod sealed_file;
 mod shared_file;
 mod source;
 mod spare_buffers;
@@ -82,9 +84,9 @@ pub use merge::dropped_extents::DroppedExtents;
 pub use merge::{MergeFile, SharedMerge};
 pub use read::ReadAt;
 pub use read::stream::Stream;
+pub use sealed_file::{read_descriptor, read_metadata, verity_keys};
 pub use shared_file::InFlight;
 pub use source::{Source, SourceOptions};
 pub use state::{FallocateSize, FileState, InodeUpdate};
 pub use units::FILE_BYTES_MAX;
-pub use verity::{read_descriptor, read_metadata, verity_keys};
 pub use writeback::batch::WritebackBatch;

@@ -28,9 +28,9 @@
 use crate::error_sequence::ErrorSequence;
 use crate::in_flight::InFlightTable;
 use crate::overlay::{CompressedExtent, Found, Overlay, Place};
+use crate::sealed_file::SealedFile;
 use crate::target::Target;
 use crate::units::in_memory;
-use crate::verity::VerityFile;
 use butternut_format::units::{Logical, SECTOR_BYTES};
 use butternut_pages::FilePages;
 use butternut_sys::frames::Frame;
@@ -67,7 +67,7 @@ pub(crate) struct SharedFile {
     bytes_written: AtomicU64,
     errors: ErrorSequence,
     /// Set when fs-verity seals the file.
-    verity: OnceLock<Arc<VerityFile>>,
+    verity: OnceLock<Arc<SealedFile>>,
 }
 
 /// What write targets depend on: the file's items, and the snapshots that share its extents.
@@ -123,12 +123,12 @@ impl SharedFile {
         }
     }
 
-    pub(crate) fn verity(&self) -> Option<&Arc<VerityFile>> {
+    pub(crate) fn verity(&self) -> Option<&Arc<SealedFile>> {
         self.verity.get()
     }
 
     /// Makes all reads that begin from now on verify what they read.
-    pub(crate) fn set_verity(&self, verity: Arc<VerityFile>) {
+    pub(crate) fn set_verity(&self, verity: Arc<SealedFile>) {
         self.verity.get_or_init(|| verity);
     }
 

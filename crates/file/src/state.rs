@@ -38,12 +38,12 @@ pub(crate) mod metadata_reservation;
 
 use crate::error::FileError;
 use crate::extent_map::view::FileView;
+use crate::sealed_file::SealedFile;
 use crate::shared_file::SharedFile;
 use crate::source::Source;
 use crate::state::data_reservation::DataReservation;
 use crate::state::inline::{CompressedInline, InlineShape};
 use crate::units::FILE_BYTES_MAX;
-use crate::verity::VerityFile;
 use butternut_format::feature;
 use butternut_format::file_extent::Compression;
 use butternut_format::inode::{Inode, InodeFlags};
@@ -211,7 +211,7 @@ impl FileState {
     /// Makes all later reads verify the file by the hashes of fs-verity. Its data and items are in
     /// the tree, and the caller refuses every further change of its bytes.
     pub fn seal(&self) {
-        let verity = VerityFile::new(self.view.tree().clone(), self.ino());
+        let verity = SealedFile::new(self.view.tree().clone(), self.ino());
         self.shared.set_verity(Arc::new(verity));
     }
 

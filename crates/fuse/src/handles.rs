@@ -18,7 +18,7 @@ pub(crate) mod open_cache;
 pub(crate) mod write_gates;
 
 use butternut_sys::lock::{RwLock, rank};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -11,8 +11,8 @@ use butternut_tree::Tree;
 
 use crate::error::FileError;
 use crate::error_sequence::ErrorCursor;
+use crate::sealed_file::SealedFile;
 use crate::shared_file::SharedFile;
-use crate::verity::VerityFile;
 use butternut_sys::lock::RwLockReadGuard;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct FileView {
     shared: Option<Arc<SharedFile>>,
     /// Set where fs-verity has sealed the file, and nothing is written to it. While it is open for
     /// writing, [`SharedFile::verity`] tells.
-    verity: Option<Arc<VerityFile>>,
+    verity: Option<Arc<SealedFile>>,
 }
 
 impl FileView {
@@ -39,7 +39,7 @@ impl FileView {
         let has_checksums =
             !inode.flags.contains(InodeFlags::NODATASUM) && tree.id() != TreeId::DATA_RELOCATION;
         let is_sealed = inode.flags.contains(InodeFlags::VERITY);
-        let verity = is_sealed.then(|| Arc::new(VerityFile::new(tree.clone(), ino)));
+        let verity = is_sealed.then(|| Arc::new(SealedFile::new(tree.clone(), ino)));
         let size = inode.size.min(FILE_BYTES_MAX);
         Self { tree, ino, size, has_checksums, shared: None, verity }
     }
@@ -53,7 +53,7 @@ impl FileView {
     }
 
     /// Returns what verifies the reads of a file that fs-verity has sealed.
-    pub(crate) fn verity(&self) -> Option<&Arc<VerityFile>> {
+    pub(crate) fn verity(&self) -> Option<&Arc<SealedFile>> {
         self.verity.as_ref().or_else(|| self.shared.as_ref()?.verity())
     }
 
