@@ -1,8 +1,8 @@
 //! Checks the items of fs-verity of one inode.
 //!
 //! 1. A sealed file has the item of its descriptor, all bytes of the descriptor and the signature,
-//!    and all bytes of the tree of hashes that the descriptor requires, without a gap. The descriptor
-//!    is valid, and its size is that of the file.
+//!    and all bytes of the tree of hashes that the descriptor requires, without a gap. The
+//!    descriptor is valid, and its size is that of the file.
 //! 2. A file that is not sealed may have some of these items while it has an orphan item: they are
 //!    left of a call that was interrupted, and the next open for writing removes them.
 //!

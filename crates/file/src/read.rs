@@ -131,7 +131,8 @@ impl Source {
         self.read_in(ReadKind::Demand, view, reads);
     }
 
-    /// Does many reads. Each of a sealed file has only bytes that agree with the hashes of fs-verity.
+    /// Does many reads. Each of a sealed file has only bytes that agree with the hashes of
+    /// fs-verity.
     pub(crate) fn read_in(&self, read_kind: ReadKind, view: &FileView, reads: &mut [ReadAt<'_>]) {
         self.read_unverified(read_kind, view, reads);
         if let Some(verity) = view.verity() {

@@ -7,8 +7,8 @@
 //! Laws:
 //!
 //! 1. Every byte of a sealed file that a read returns is of a block whose hash agrees with the tree
-//!    of hashes, up to the root hash. A read of a part of a block reads and hashes all of it. A read
-//!    ends in front of the first block that does not agree, or fails there; each is counted.
+//!    of hashes, up to the root hash. A read of a part of a block reads and hashes all of it. A
+//!    read ends in front of the first block that does not agree, or fails there; each is counted.
 //! 2. A block of hashes is cached only after its own hash was found to agree.
 //! 3. A block that ends past the end of the file is hashed with zeros there.
 //! 4. A file whose descriptor is missing, invalid or of another size cannot be read at all.

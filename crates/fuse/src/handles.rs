@@ -233,8 +233,8 @@ impl Handles {
 }
 
 impl SealGates {
-    /// Keeps handles of a file from being opened for writing (law 2). Waits for the release of those
-    /// that are open, for a limited time.
+    /// Keeps handles of a file from being opened for writing (law 2). Waits for the release of
+    /// those that are open, for a limited time.
     ///
     /// # Errors
     /// `ETXTBSY`: handles stay open for writing. `EBUSY`: another call seals the file.

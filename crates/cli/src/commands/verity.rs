@@ -4,8 +4,8 @@
 //!    of mounted ones, as for `filesystem defragment`.
 //! 2. A file that fails is reported, and the run goes on; the exit status is 1 then. On a volume
 //!    that is not mounted, what was sealed is committed at the end all the same.
-//! 3. Files of a mounted volume are sealed and measured by the calls of the kernel, which a mount of
-//!    this project serves, too.
+//! 3. Files of a mounted volume are sealed and measured by the calls of the kernel, which a mount
+//!    of this project serves, too.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

@@ -12,9 +12,9 @@
 //!    change fails with `ETXTBSY`, and writes in flight are drained before.
 //! 2. No lock is held between two parts. A part is at most [`PART_BYTES`] of data, or
 //!    [`ITEMS_PER_STEP`] items in one transaction. Memory does not depend on the size of the file.
-//! 3. The file is sealed in one transaction, which also has its descriptor. What was built before is
-//!    guarded by an orphan item: after a crash, and in a snapshot that was made meanwhile, the items
-//!    are removed with the orphans, and the file can be written.
+//! 3. The file is sealed in one transaction, which also has its descriptor. What was built before
+//!    is guarded by an orphan item: after a crash, and in a snapshot that was made meanwhile, the
+//!    items are removed with the orphans, and the file can be written.
 //! 4. A call that fails leaves nothing. Where its items cannot be removed, they are left for the
 //!    next open, as orphans are.
 //! 5. The seal is durable after a sync or the next commit. A sync of the file commits, because the

@@ -787,32 +787,3 @@ fn a_server_ends_a_receive_in_the_midst_of_a_command() {
     }
     volume.reopen(filesystem);
 }
-
-#[test]
-fn a_stream_of_version_3_seals_a_file() {
-    let volume = TestVolume::new();
-    let fs = volume.open();
-    let path = b"file".as_slice();
-    let enable = Command::EnableVerity {
-        path,
-        algorithm: 2,
-        block_bytes: 1024,
-        salt: b"salt",
-        signature: b"signed",
-    };
-    let commands = [
-        Command::Subvol { path: b"sub", uuid: SOURCE, ctransid: 7 },
-        Command::Mkfile { path, ino: 257 },
-        Command::Write { path, offset: 0, data: &[9; 5000] },
-        Command::Chmod { path, mode: 0o640 },
-        enable,
-        Command::End,
-    ];
-    receive(&fs, &stream(StreamVersion::Three, &commands)).unwrap();
-    let fs = volume.reopen(fs);
-    let file = fs.open_file(fs.resolve(b"sub/file", Follow::Last).unwrap()).unwrap();
-    assert_eq!(file.measure_verity().unwrap().digest.len(), 64);
-    let mut found = vec![0; 5000];
-    file.read_exact_at(0, &mut found).unwrap();
-    assert_eq!(found, [9; 5000]);
-}

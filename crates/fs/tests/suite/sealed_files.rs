@@ -1,7 +1,10 @@
 //! Files sealed by fs-verity: they can be read, renamed and deleted, and never changed.
 
 use crate::volume::{TestVolume, names, new};
+use butternut::format::stream::{Command, StreamVersion};
+use butternut::format::uuid::Uuid;
 use butternut::queue::{IoFlags, QueueOptions};
+use butternut::receive::{StreamEnd, StreamReader};
 use butternut::server::FileExt;
 use butternut::{
     Allocate, AttributeFlags, Buffer, Follow, Privileges, RenameFlags, SetAttributes, VerityOptions,
@@ -77,4 +80,37 @@ fn a_sealed_file_refuses_every_change_of_its_bytes() {
     fs.unlink(fs.root(), b"renamed").unwrap();
     assert_eq!(names(&fs, fs.root()), ["copy"]);
     volume.reopen(fs);
+}
+
+#[test]
+fn a_stream_of_version_3_seals_a_file() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let path = b"file".as_slice();
+    let enable = Command::EnableVerity {
+        path,
+        algorithm: 2,
+        block_bytes: 1024,
+        salt: b"salt",
+        signature: b"signed",
+    };
+    let commands = [
+        Command::Subvol { path: b"sub", uuid: Uuid([1; 16]), ctransid: 7 },
+        Command::Mkfile { path, ino: 257 },
+        Command::Write { path, offset: 0, data: &[9; 5000] },
+        Command::Chmod { path, mode: 0o640 },
+        enable,
+        Command::End,
+    ];
+    let mut bytes = StreamVersion::Three.encode().to_vec();
+    for command in commands {
+        command.encode(StreamVersion::Three, &mut bytes).unwrap();
+    }
+    fs.receive(fs.root(), &mut StreamReader::new(&bytes[..]), StreamEnd::Input).unwrap();
+    let fs = volume.reopen(fs);
+    let file = fs.open_file(fs.resolve(b"sub/file", Follow::Last).unwrap()).unwrap();
+    assert_eq!(file.measure_verity().unwrap().digest.len(), 64);
+    let mut found = vec![0; 5000];
+    file.read_exact_at(0, &mut found).unwrap();
+    assert_eq!(found, [9; 5000]);
 }

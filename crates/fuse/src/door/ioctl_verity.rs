@@ -6,20 +6,20 @@
 //! | `MEASURE` | returns the digest of a sealed file |
 //! | `READ_METADATA`, sized | returns a part of its tree, descriptor or signature |
 //!
-//! 1. The kernel (since 6.10) copies the salt and the signature behind the argument of `ENABLE`, and
-//!    as many bytes of `MEASURE` as its caller has room for. It checks nothing. Before 6.10 a call
-//!    with a salt or a signature is refused, and a file cannot be measured.
+//! 1. The kernel (since 6.10) copies the salt and the signature behind the argument of `ENABLE`,
+//!    and as many bytes of `MEASURE` as its caller has room for. It checks nothing. Before 6.10 a
+//!    call with a salt or a signature is refused, and a file cannot be measured.
 //! 2. The errors and their order are those of the kernel: the arguments, the permission to write to
 //!    the file, its flags and kind, a read-only mount or subvolume, handles that are open for
 //!    writing. The caller's own handle must be open for reading only.
-//! 3. The kernel keeps what was written to an open file or its mapping, and has sent everything when
-//!    it releases the handle. So no handle is open for writing while a file is being sealed
+//! 3. The kernel keeps what was written to an open file or its mapping, and has sent everything
+//!    when it releases the handle. So no handle is open for writing while a file is being sealed
 //!    ([`SealGates`](crate::handles::SealGates)).
 //! 4. The call may take long, so its reply is deferred, and it ends between two parts when its
 //!    caller is interrupted or the mount ends: then the file is as it was.
 //! 5. As in the kernel's btrfs, `FS_IOC_READ_VERITY_METADATA` is no call of this filesystem: it
-//!    names memory of its caller, which FUSE does not pass on. The sized call has its data behind it
-//!    ([`verity_calls`](butternut_sys::verity_calls)).
+//!    names memory of its caller, which FUSE does not pass on. The sized call has its data behind
+//!    it ([`verity_calls`](butternut_sys::verity_calls)).
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! Verifies the data of files that fs-verity has sealed, through the library: a second reader beside
-//! the checker, which reads no files. Every byte of each such file is read, and the library verifies
-//! it by the hashes up to the root hash in the descriptor.
+//! Verifies the data of files that fs-verity has sealed, through the library: a second reader
+//! beside the checker, which reads no files. Every byte of each such file is read, and the library
+//! verifies it by the hashes up to the root hash in the descriptor.
 //!
 //! Data that does not match a checksum of the volume is left out: the checker has reported it.
 
