@@ -82,18 +82,17 @@ impl Door {
         }
         let filesystem = self.filesystem.clone();
         let gates = self.handles.seal_gates();
-        let unsent = self.unsent_data().of_file(id);
+        let unsent = self.unsent_files().file(id);
         let (device, node) = (Arc::clone(request.device), request.header.nodeid);
-        let user = (!self.is_administrator(request)).then_some(request.header.uid);
         let (interrupts, unique) = (self.interrupts.clone(), request.header.unique);
         let (calls, bytes) = (&self.defragmentations, size_of::<IoctlOut>());
         // Law 4.
         self.reply_deferred_within(calls, request, bytes, move |reply| {
-            let waiting = interrupts.begin(unique, user).ok_or(Errno::EAGAIN)?;
+            let waiting = interrupts.begin(unique);
             caller.may_change()?;
             // Law 3.
             let gate = gates.begin(id)?;
-            unsent.write_back(&device)?;
+            unsent.map_or(Ok(()), |file| file.write_back(&device))?;
             let file = filesystem.open_file(id)?;
             let sealed = file.enable_verity_while(&options, &|| waiting.goes_on());
             drop(gate);
