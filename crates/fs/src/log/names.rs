@@ -40,7 +40,7 @@ use super::extents::extents_past_end;
 use super::{Logged, Stop, all_keys, each_item};
 use butternut_format::checksum::name_hash;
 use butternut_format::dir::DirEntries;
-use butternut_format::inode::{FileKind, Inode, RawInodeItem};
+use butternut_format::inode::{FileKind, Inode, InodeFlags, RawInodeItem};
 use butternut_format::inode_ref::InodeExtrefs;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::log_item::RawDirLogItem;
@@ -358,6 +358,11 @@ impl<'a> RelatedLog<'a> {
             let mut raw = RawInodeItem::read_from_bytes(item.data())
                 .map_err(|_| Stop(CommitReason::Unreadable))?;
             let committed = names::inode(&self.committed, Ino(ino))?;
+            let is_sealed = |inode: &Inode| inode.flags.contains(InodeFlags::VERITY);
+            if is_sealed(inode) && !committed.as_ref().is_some_and(is_sealed) {
+                // As for the inode that is synced: the log has no items of fs-verity.
+                return Err(Stop(CommitReason::Sealed));
+            }
             let is_whole = inode.kind != FileKind::File && committed.is_none();
             if !is_whole {
                 raw.generation.set(0);

@@ -626,6 +626,31 @@ fn a_synced_seal_survives_a_crash() {
     volume.reopen(fs);
 }
 
+/// The log of a directory has the inodes of its new files, and no items of fs-verity.
+#[test]
+fn a_new_sealed_file_survives_a_crash_after_a_sync_of_its_directory() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+    fs.sync().unwrap();
+    let id = fs.create(dir, b"file", &new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    let content = pattern(9000);
+    file.write_at(0, &content).unwrap();
+    file.enable_verity(&VerityOptions::default()).unwrap();
+    let measured = file.measure_verity().unwrap();
+    fs.sync_directory(dir).unwrap();
+    let crashed = volume.copy();
+    drop(file);
+    volume.reopen(fs);
+    let fs = crashed.open();
+    let file = fs.open_file(id).unwrap();
+    assert_eq!(file.measure_verity().unwrap(), measured);
+    assert!(whole(&file) == content);
+    drop(file);
+    crashed.reopen(fs);
+}
+
 #[test]
 fn snapshots_clones_and_defragmentation_keep_what_is_sealed() {
     let volume = TestVolume::new();
