@@ -75,7 +75,8 @@ fn short_calls_of_a_user_do_not_wait_for_any_number_of_snapshots() {
                 POSIX::_exit(ioctl($dir, 0x50009417, $call) ? 0 : $! + 0)
             }
         }
-        my %ended; while (wait > 0) { $ended{$? >> 8}++ } print map { "$_ $ended{$_}\n" } keys %ended"#;
+        my %ended; while (wait > 0) { $ended{$? >> 8}++ }
+        print map { "$_ $ended{$_}\n" } keys %ended"#;
     // Looks up the subvolume of a directory.
     let look_up = r#"use POSIX; POSIX::setuid(12345); open(my $dir, "<", "m2") or die $!;
         my $call = pack("QQ x4080", 0, 256); ioctl($dir, 0xd0009412, $call) or die $!;

@@ -21,9 +21,9 @@
 //!    only read the file could so stop the writes of others. The kernel holds the lock of the file
 //!    during LSEEK, SETATTR, SETXATTR, FSYNC, FALLOCATE, a change of inode flags, an OPEN that
 //!    truncates, most WRITE requests and, for its target, `COPY_FILE_RANGE`; that of the directory
-//!    during requests that look up, list or change names, and FSYNCDIR. It holds none during STATFS,
-//!    GETXATTR, and the ioctls that it does not know, which are those of `user_calls`. Of the
-//!    former, those that are deferred have a limit above which they are answered at once.
+//!    during requests that look up, list or change names, and FSYNCDIR. It holds none during
+//!    STATFS, GETXATTR, and the ioctls that it does not know, which are those of `user_calls`. Of
+//!    the former, those that are deferred have a limit above which they are answered at once.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -5,7 +5,8 @@
 //! 2. The INTERRUPT may be served before its request has begun to wait, by another thread. It is
 //!    kept: the last [`EARLY_MAX`] of them.
 //! 3. Other requests are not interrupted, nor those that wait for a lock of the kernel. They end by
-//!    themselves, or when a program releases the lock: any one that can list the directory holds it.
+//!    themselves, or when a program releases the lock: any one that can list the directory can
+//!    hold it.
 //! 4. How many of them users may have is limited elsewhere (`user_limit`, `user_calls`).
 
 use std::collections::{HashMap, VecDeque};

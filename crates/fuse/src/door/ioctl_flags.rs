@@ -17,9 +17,9 @@
 //!    looked up again once no program has the file open. The kernel unmounts what is mounted on a
 //!    name that it forgets, and forgets the inode only with its last name. So the names of a file
 //!    with several of them stay, and its ctime is shown late.
-//! 4. The kernel holds the inode lock of the file until it has the reply. So a change that must wait
-//!    for writeback is not queued (law 3 of `deferred`): above the limit of such changes of users it
-//!    fails with `EAGAIN`. link(2), unlink(2) and
+//! 4. The kernel holds the inode lock of the file until it has the reply. So a change that must
+//!    wait for writeback is not queued (law 3 of `deferred`): above the limit of such changes of
+//!    users it fails with `EAGAIN`. link(2), unlink(2) and
 //!    rename(2) hold the lock of a directory while they wait for that lock, and the invalidation of
 //!    a name waits for the lock of its directory. So a thread of its own invalidates the name, and
 //!    the reply waits for it for at most [`FORGET_WAIT`]. An invalidation that has begun cannot be

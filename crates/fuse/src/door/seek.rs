@@ -3,9 +3,9 @@
 //! 1. The kernel holds the lock of the file until the reply, so the request is not queued (law 3 of
 //!    `deferred`). Above the limit of such calls, all of the file is data, which every filesystem
 //!    may answer: a program copies zeros then.
-//! 2. With write-back caching only the kernel knows the size of a file that is written, so above the
-//!    limit the call fails with `EINVAL`, as on a filesystem without holes: programs read the whole
-//!    file then.
+//! 2. With write-back caching only the kernel knows the size of a file that is written, so above
+//!    the limit the call fails with `EINVAL`, as on a filesystem without holes: programs read the
+//!    whole file then.
 //! 3. A search may pass any number of extents of the file, so a thread of its own searches a large
 //!    one: otherwise the searches of one user could occupy all workers.
 
@@ -21,8 +21,8 @@ use crate::errno::{Errno, ErrnoResult};
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// Maximum size of a file that a worker searches, in bytes (law 3): it has at most 8,192 extents and
-/// holes.
+/// Maximum size of a file that a worker searches, in bytes (law 3): it has at most 8,192 extents
+/// and holes.
 const SMALL_BYTES_MAX: u64 = 32 << 20;
 
 impl Door {

@@ -19,9 +19,9 @@
 //! 3. A call is queued only while another one runs, whose thread runs it later. At the end of the
 //!    mount no caller waits, and the queued calls do not run.
 //! 4. No call that is counted here waits for another one, or for a program, for more than a short
-//!    time. A call that changes a name waits for the kernel's lock of the directory, which a program
-//!    may hold for any time: it is counted here until it has made the change, and by `user_limit`
-//!    until its reply. What a caller may do is checked before its call is queued.
+//!    time. A call that changes a name waits for the kernel's lock of the directory, which a
+//!    program may hold for any time: it is counted here until it has made the change, and by
+//!    `user_limit` until its reply. What a caller may do is checked before its call is queued.
 //! 5. No call is counted here during which the kernel holds the lock of an inode (law 3 of
 //!    `deferred`): the programs that wait for that lock would wait for the queue.
 //! 6. A caller that a signal interrupts waits for the reply. A defragmentation that is queued then

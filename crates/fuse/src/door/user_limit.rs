@@ -1,5 +1,5 @@
-//! [`UserLimit`]: how many calls of one kind users may have at the same time. A call above the limit
-//! is not queued: its caller decides what becomes of it.
+//! [`UserLimit`]: how many calls of one kind users may have at the same time. A call above the
+//! limit is not queued: its caller decides what becomes of it.
 //!
 //! 1. The calls of one user are limited, so that they are no obstacle to other users. Those of all
 //!    users are limited too: a user may have many user ids in namespaces of its own. Those of an
