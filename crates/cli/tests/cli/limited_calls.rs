@@ -80,7 +80,8 @@ fn short_calls_of_a_user_do_not_wait_for_any_number_of_snapshots() {
     // Looks up the subvolume of a directory.
     let look_up = r#"use POSIX; POSIX::setuid(12345); open(my $dir, "<", "m2") or die $!;
         my $call = pack("QQ x4080", 0, 256); ioctl($dir, 0xd0009412, $call) or die $!;
-        printf "%d\n", unpack("Q", $call)"#;
+        my $id = 0; $id = $id * 256 + ord for reverse split //, substr($call, 0, 8);
+        print "$id\n""#;
     let script = format!(
         "ls -lR m2 >ignored; echo late >m2/late; kill -STOP $O
          perl -e '{snapshot}' >made & M=$!
