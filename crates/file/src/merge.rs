@@ -194,24 +194,34 @@ impl FileState {
     /// Plans a step of at most `items_max` items, or as few as possible (law 5). Also returns
     /// whether it is the only one.
     fn plan_small_merge(&mut self, items_max: u32) -> Result<(Edit, bool), FileError> {
-        let mut pending_max = FULL_VOLUME_PENDING_MAX;
+        // A step behind a split is that one part: the rest may cover very many items.
+        let is_split = self.split_first(items_max)?;
+        let mut pending_max = if is_split { 1 } else { FULL_VOLUME_PENDING_MAX };
         loop {
             let planned = self.plan_merge(pending_max)?;
-            if planned.0.items() <= items_max {
+            if planned.0.items() <= items_max || pending_max == 1 {
                 return Ok(planned);
             }
-            if pending_max > 1 {
-                pending_max /= 2;
-                continue;
-            }
-            let split = planned.0.split_point(items_max).is_some_and(|(start, bytes)| {
-                // Ends: the first pending extent gets shorter each time.
-                self.shared.overlay_mut_same_data().split(start, bytes)
-            });
-            if !split {
-                return Ok(planned);
-            }
+            pending_max /= 2;
         }
+    }
+
+    /// Splits the first pending extent if it covers too many items for a step of `items_max`.
+    /// Returns whether it did. Reads no more items than the step has.
+    fn split_first(&mut self, items_max: u32) -> Result<bool, FileError> {
+        let first = {
+            let overlay = self.shared.overlay();
+            let mut pending = overlay.pending_extents();
+            pending.next().map(|(start, pending)| start..start.saturating_add(pending.bytes))
+        };
+        let Some(range) = first else { return Ok(false) };
+        // Each old item is a change, and has a reference. One more is behind the part, and the new
+        // item, its reference and the inode item are counted, too.
+        let count = usize::try_from(items_max.saturating_sub(6) / 2).unwrap_or(usize::MAX);
+        let stop = items::stop_after(&self.view, range.clone(), count)?;
+        let bytes = (stop - range.start).next_multiple_of(SECTOR_BYTES);
+        let is_inside = range.start < stop && range.start + bytes < range.end;
+        Ok(is_inside && self.shared.overlay_mut_same_data().split(range.start, bytes))
     }
 
     /// Plans the first step of a merge of the extents from byte `from` on. Also returns whether it
@@ -335,6 +345,8 @@ impl MergeFile<'_> {
                 }
                 applied => applied?,
             };
+            // The commit of a step may have freed space.
+            items_max = items_max.saturating_mul(2).min(FULL_VOLUME_ITEMS_MAX);
             if is_last {
                 // Blocks that are still dirty cannot be written back now.
                 break;

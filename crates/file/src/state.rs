@@ -209,10 +209,15 @@ impl FileState {
     }
 
     /// Makes all later reads verify the file by the hashes of fs-verity. Its data and items are in
-    /// the tree, and the caller refuses every further change of its bytes.
-    pub fn seal(&self) {
+    /// the tree, and the caller refuses every further change of its bytes. Pages that were read
+    /// before, which nothing has verified, are dropped.
+    pub fn seal(&mut self) {
+        debug_assert!(self.is_clean(), "its data is in the tree");
         let verity = SealedFile::new(self.view.tree().clone(), self.ino());
         self.shared.set_verity(Arc::new(verity));
+        // A thread that has read ahead before keeps none of what it has read.
+        self.shared.bump_data_version();
+        self.invalidate_pages(&(0..self.size()));
     }
 
     /// Drops everything that is not in the trees, for an inode that is deleted.

@@ -43,6 +43,11 @@ fn inodes() -> Vec<Case> {
             &[Kind::ChecksumsUnexpected],
         ),
         case(
+            "seal without hashes",
+            |p| inode(p, "d/plain", |raw| raw.flags = U64::new(InodeFlags::VERITY.0)),
+            &[Kind::VerityItems],
+        ),
+        case(
             "nodatasum lost",
             |p| inode(p, "d/bare", |raw| raw.flags = U64::new(0)),
             &[Kind::ChecksumsMissing],

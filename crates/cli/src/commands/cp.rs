@@ -139,6 +139,7 @@ fn share_or_copy(to: &File, from: &File) -> butternut::Result<()> {
 
 /// Copies all bytes of a file without sharing any, and leaves its holes out.
 fn copy_bytes(to: &File, from: &File) -> butternut::Result<()> {
+    from.verify_holes(0..from.len())?;
     let mut buffer = vec![0; COPY_BYTES];
     let mut at = 0;
     while let Some(start) = from.seek_data(at)? {

@@ -148,7 +148,7 @@ fn to_volume(
 
 /// Says that a snapshot of an interrupted receive is not what that receive has made.
 fn note_changed(at: &str) {
-    let why = "is not as an interrupted receive has left it, so it is not used";
+    let why = "is not as an interrupted receive of this version has left it, so it is not used";
     stderr_line(&format!("{at}: note: {why} (delete it if nothing in it is needed)"));
 }
 

@@ -128,18 +128,6 @@ impl Edit {
         u32::try_from(items).unwrap_or(u32::MAX)
     }
 
-    /// Returns the start of the pending extent that it merges, and behind how many bytes of it to
-    /// split it so that it replaces few enough items for a step of `items_max`. `None` if it merges
-    /// several, or one over a single item.
-    pub(crate) fn split_point(&self, items_max: u32) -> Option<(u64, u64)> {
-        let [start] = *self.pending_extents.as_slice() else { return None };
-        // Each old item is a change, and has a reference.
-        let kept = usize::try_from(items_max / 3).unwrap_or(usize::MAX);
-        let starts = self.changes.iter().map(|(at, _)| *at);
-        let mut inside = starts.filter(|at| *at > start && at.is_multiple_of(SECTOR_BYTES));
-        inside.nth(kept).map(|at| (start, at - start))
-    }
-
     fn inode(&self, old: &Inode, generation: Generation) -> Inode {
         let bytes_used = old.bytes_used.saturating_add_signed(self.bytes_used);
         Inode {

@@ -156,6 +156,7 @@ impl File {
             return Ok(0);
         }
         if data > range.start {
+            other.verify_holes(range.start..data)?;
             return self.copy_hole(to..to + (data - range.start), privileges);
         }
         // Another thread may have punched the block since: it is copied as data, all the same.

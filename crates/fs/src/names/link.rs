@@ -76,8 +76,10 @@ impl Filesystem {
             let new = NewName { dir: at, name, index, found, generation };
             change.step(names::link(&change.edit, &new))?;
             change.step(names::link_added(&mut inode, change.moment))?;
-            // Otherwise the item guards what is built for fs-verity.
-            if was_unnamed && !target.is_being_sealed() {
+            // While fs-verity is enabled, the item guards what is built. It guards nothing of a file
+            // that is sealed, also before the call has ended.
+            let is_sealed = inode.flags.contains(InodeFlags::VERITY);
+            if was_unnamed && (is_sealed || !target.is_being_sealed()) {
                 change.step(names::remove_orphan(&change.edit, ino))?;
             }
             change.put(ino, &inode)?;

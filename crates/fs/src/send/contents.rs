@@ -151,6 +151,7 @@ impl Receiver<'_, '_, '_> {
     /// Step 2.
     fn send_ranges(&mut self) -> Result<()> {
         let size = self.file.len();
+        self.file.verify_holes(0..size)?;
         // Law 2.
         let same_until =
             if self.reach < size { self.reach - self.reach % SECTOR_BYTES } else { self.reach };

@@ -279,6 +279,16 @@ fn a_block_that_disagrees_is_never_returned() {
 
 /// Changes one byte of the first item of a type of the file.
 fn with_item(volume: &TestVolume, item_type: ItemType, offset: u64, at: usize) -> TestVolume {
+    changed_item(volume, item_type, offset, |item| item[at] ^= 1)
+}
+
+/// Changes the first item of a type of the file.
+fn changed_item(
+    volume: &TestVolume,
+    item_type: ItemType,
+    offset: u64,
+    change: impl Fn(&mut [u8]),
+) -> TestVolume {
     let key = |block: &[u8], slot: usize| {
         let item = &block[101 + slot * 25..];
         (item[8], u64::from_le_bytes(item[9..17].try_into().unwrap()))
@@ -289,9 +299,27 @@ fn with_item(volume: &TestVolume, item_type: ItemType, offset: u64, at: usize) -
             return false;
         };
         let data = 101 + crate::volume::word(block, 101 + slot * 25 + 17);
-        block[data + at] ^= 1;
+        change(&mut block[data..]);
         true
     })
+}
+
+/// The hashes cover what a block has, and not where holes are: these are left out of copies.
+#[test]
+fn a_hole_in_the_place_of_sealed_data_is_an_error() {
+    let Sealed { volume, .. } = sealed(4096);
+    let (fs, file) = open(&volume, false);
+    file.verify_holes(0..u64::MAX).unwrap();
+    drop((file, fs));
+    // No place on the disk.
+    let changed = changed_item(&volume, ItemType::EXTENT_DATA, 0, |item| item[21..45].fill(0));
+    let (fs, file) = open(&changed, true);
+    assert_eq!(file.verify_holes(0..u64::MAX).unwrap_err().errno(), 5);
+    assert_eq!(file.verify_holes(0..4096).unwrap_err().errno(), 5);
+    file.verify_holes(1 << 40..u64::MAX).unwrap();
+    let copy = fs.open_file(fs.create(fs.root(), b"copy", &new(0o644)).unwrap()).unwrap();
+    // Not where extents can be shared.
+    assert_eq!(copy.copy_range(1, &file, 0, 9000).unwrap_err().errno(), 5);
 }
 
 #[test]

@@ -97,7 +97,8 @@ impl Door {
             let sealed = file.enable_verity_while(&options, &|| waiting.goes_on());
             drop(gate);
             sealed?;
-            connection::invalidate_attributes(&device, node);
+            // Also the pages that the kernel has: nothing has verified them.
+            connection::invalidate_pages(&device, node);
             reply.push(&IoctlOut::default())
         })
     }

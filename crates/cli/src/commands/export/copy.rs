@@ -1,9 +1,9 @@
 //! The worker threads of an export, which create files and copy data.
 //!
 //! 1. Only data is written: holes and preallocated extents become holes.
-//! 2. A range that cannot be read becomes a hole of whole sectors and is reported once per file;
-//!    the rest of the file is copied. An extent that is longer than the volume is not read: trying
-//!    each of its sectors would take for ever.
+//! 2. A range that cannot be read becomes a hole of whole blocks and is reported once per file; the
+//!    rest of the file is copied. An extent that is longer than the volume is not read: trying each
+//!    of its blocks would take for ever.
 //! 3. The attributes of a file are set when its last range is copied.
 
 use butternut_sys::lock::{Mutex, rank};
@@ -29,8 +29,9 @@ pub(super) const RANGE_BYTES: u64 = 64 << 20;
 const RANGES_MAX: u64 = 1024;
 /// Bytes per read.
 const READ_BYTES: usize = 4 << 20;
-/// The unit of data checksums, and so of data loss.
-const SECTOR_BYTES: u64 = 4096;
+/// The smallest unit that is verified, and so of data loss: a block of fs-verity. A checksum is of
+/// four of them.
+const VERITY_BLOCK_BYTES: u64 = 1024;
 
 /// A job of a worker.
 pub(super) enum Job {
@@ -152,6 +153,11 @@ impl CopyTarget {
                 ExtentKind::Hole | ExtentKind::Prealloc { .. } => {
                     self.copy_bytes(data, buffer)?;
                     data = end..end;
+                    let hole = extent.offset.max(range.start)..end;
+                    if let Err(error) = self.from.verify_holes(hole.clone()) {
+                        let bytes = hole.end.saturating_sub(hole.start);
+                        self.export.report.damaged(&self.new.path, hole.start, bytes, &error);
+                    }
                 }
                 ExtentKind::Inline { .. } | ExtentKind::Regular { .. } | ExtentKind::Buffered => {
                     if data.is_empty() {
@@ -176,7 +182,7 @@ impl CopyTarget {
                 }
                 Err(_) => {
                     let end = at + left as u64;
-                    self.copy_sectors(at..end, buffer)?;
+                    self.copy_blocks(at..end, buffer)?;
                     at = end;
                 }
             }
@@ -184,11 +190,12 @@ impl CopyTarget {
         Ok(())
     }
 
-    /// Copies sector by sector, and skips sectors that cannot be read.
-    fn copy_sectors(&self, range: Range<u64>, buffer: &mut [u8]) -> io::Result<()> {
+    /// Copies block by block, and skips blocks that cannot be read. A read ends before the first of
+    /// them.
+    fn copy_blocks(&self, range: Range<u64>, buffer: &mut [u8]) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
-            let end = range.end.min((at / SECTOR_BYTES + 1) * SECTOR_BYTES);
+            let end = range.end.min((at / VERITY_BLOCK_BYTES + 1) * VERITY_BLOCK_BYTES);
             let left = usize::try_from(end - at).unwrap_or(buffer.len()).min(buffer.len());
             match self.from.read_at(at, &mut buffer[..left]) {
                 Ok(read) => self.to.write_all_at(&buffer[..read], at)?,
