@@ -13,6 +13,11 @@ const FS: TreeId = TreeId::FS;
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = inodes();
+    cases.push(case(
+        "seal without hashes",
+        |p| inode(p, "d/plain", |raw| raw.flags = U64::new(InodeFlags::VERITY.0)),
+        &[Kind::VerityItems],
+    ));
     cases.extend(extents());
     cases
 }
@@ -41,11 +46,6 @@ fn inodes() -> Vec<Case> {
             "nodatasum without cause",
             |p| inode(p, "d/plain", |raw| raw.flags = U64::new(InodeFlags::NODATASUM.0)),
             &[Kind::ChecksumsUnexpected],
-        ),
-        case(
-            "seal without hashes",
-            |p| inode(p, "d/plain", |raw| raw.flags = U64::new(InodeFlags::VERITY.0)),
-            &[Kind::VerityItems],
         ),
         case(
             "nodatasum lost",

@@ -150,9 +150,11 @@ fn listed(report: &Report) -> String {
     lines.collect()
 }
 
-/// Kinds without a case. One needs several devices. For the others, the check of a leaf, or the
-/// read, reports the damage first, unless it is spread over leaves.
-const WITHOUT_CASE: [Kind; 6] = [
+/// Kinds without a case. One needs several devices, and one is of the command line's check. For the
+/// others, the check of a leaf, or the read, reports the damage first, unless it is spread over
+/// leaves.
+const WITHOUT_CASE: [Kind; 7] = [
+    Kind::VerityData,
     Kind::DeviceMissing,
     Kind::DataUnreadable,
     Kind::FreeSpaceNoGroup,

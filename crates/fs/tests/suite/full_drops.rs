@@ -165,7 +165,9 @@ fn long_writes_over_scattered_extents_are_kept_on_a_full_volume() {
         let crashed = volume.copy();
         fs.sync().unwrap_or_else(|error| panic!("{what}: {error:?}"));
         assert!(fs.write_error().is_none(), "{what}: {:?}", fs.write_error());
-        fs.create(dir, b"new", &new(0o644)).map(drop).unwrap_or_else(|e| assert_eq!(e.errno(), 28));
+        if let Err(error) = fs.create(dir, b"new", &new(0o644)) {
+            assert_eq!(error.errno(), 28, "{what}: {error:?}");
+        }
         volume.reopen(fs);
         for volume in [&crashed, &volume] {
             let fs = volume.open();
