@@ -14,6 +14,7 @@ pub(crate) mod files;
 mod filesystem;
 mod find;
 mod getfattr;
+mod glob;
 mod import;
 mod inspect;
 mod lab;

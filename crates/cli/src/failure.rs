@@ -22,6 +22,9 @@ pub(crate) enum Failure {
 /// The result of a command.
 pub(crate) type Outcome = Result<Completion, Failure>;
 
+/// The exit status that a shell shows for a program that SIGPIPE has ended.
+pub(crate) const SIGPIPE_STATUS: u8 = 128 + 13;
+
 /// How a command that ran to its end has finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completion {

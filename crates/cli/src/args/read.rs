@@ -172,8 +172,23 @@ pub(crate) struct ExportArgs {
     /// File or directory to copy
     pub(crate) path: OsString,
     /// Destination: a new name, or an existing directory in which the copy gets the name of PATH;
-    /// an existing directory keeps its owner and mode
+    /// an existing directory keeps its owner and mode. With --tar, - for stdout
     pub(crate) dest: PathBuf,
+    /// Write an archive in the pax format of tar to stdout, with owners, extended attributes, ACLs,
+    /// hard links and holes; sockets are skipped and reported
+    #[arg(long)]
+    pub(crate) tar: bool,
+    /// Copy only files that match one of these patterns (*, ?, [a-z]); a pattern with a slash is
+    /// for the path below PATH, others for the name. Directories are copied
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) include: Vec<OsString>,
+    /// Leave out files that match, and directories with all that is in them
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) exclude: Vec<OsString>,
+    /// Copy only files that were modified after a time (2026-11-21, "2026-11-21 14:30", @SECONDS),
+    /// or after a file of this machine. Directories are copied
+    #[arg(long, value_name = "TIME|FILE")]
+    pub(crate) newer: Option<OsString>,
     /// Do not set owners and groups (only root can); set-user-ID and set-group-ID bits of files,
     /// security.* and trusted.* attributes and devices are then not copied
     #[arg(long, conflicts_with = "devices")]
@@ -188,7 +203,7 @@ pub(crate) struct ExportArgs {
     #[arg(short = 'x', long)]
     pub(crate) one_subvolume: bool,
     /// Number of threads that copy files [default: one per core, at least 2]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", conflicts_with = "tar")]
     pub(crate) threads: Option<usize>,
 }
 

@@ -13,15 +13,12 @@ use butternut::{Error, Follow};
 use super::mounted::files::{MountedFiles, OpenFile};
 use super::mounted::usage;
 use crate::args::{CatArgs, GlobalArgs};
-use crate::failure::{Completion, Failure, Outcome, chain, io_text};
+use crate::failure::{Completion, Failure, Outcome, SIGPIPE_STATUS, chain, io_text};
 use crate::output::{Output, base64, json, stderr_line, text};
 use crate::volume::OpenVolume;
 
 /// Bytes per read: a multiple of whole compressed extents (128 KiB), and of 3 for base64.
 const READ_BYTES: usize = 3 << 20;
-
-/// The exit status that a shell shows for a program that SIGPIPE has ended.
-const SIGPIPE_STATUS: u8 = 128 + 13;
 
 /// Why the output of a file ended early. A read error comes with its file offset.
 enum CopyError {

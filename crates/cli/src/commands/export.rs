@@ -16,10 +16,13 @@
 mod attributes;
 mod copy;
 mod directory;
+mod filter;
 mod links;
 mod preserve;
 mod report;
 mod shared;
+mod source;
+mod tar;
 
 use butternut_sys::lock::Mutex;
 use std::fs::File;
@@ -33,16 +36,18 @@ use butternut::{FileKind, Follow, Stat};
 
 use super::progress::Progress;
 use crate::args::{ExportArgs, GlobalArgs};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Completion, Failure, Outcome, SIGPIPE_STATUS};
 use crate::output::{Output, text};
 use crate::volume::OpenVolume;
 use copy::{CopyTarget, Job, NewFile};
 use directory::OutputDirectory;
 pub(super) use directory::raise_open_files_limit;
+use filter::Filter;
 use links::Links;
 use preserve::Preserve;
 use report::{NotPreserved, Report};
 use shared::Export;
+use tar::Archive;
 
 use super::walk::{Walk, WalkEntry, WalkPath};
 
@@ -54,7 +59,11 @@ const THREADS_MAX: usize = 256;
 /// Extents of up to this size are read whatever the size of the devices: some may be missing.
 const EXTENT_BYTES_MIN: u64 = 1 << 30;
 
+/// The destination of an archive, in messages.
+const STDOUT: &str = "stdout";
+
 pub(crate) fn run(global: &GlobalArgs, args: &ExportArgs, out: &mut Output) -> Outcome {
+    check_stdout(global, args, out)?;
     let opened = OpenVolume::from_arg(global, &args.volume)?;
     let id = opened.resolve(&args.path, Follow::NotLast)?;
     let path = text::bytes(&args.path);
@@ -71,9 +80,22 @@ pub(crate) fn run(global: &GlobalArgs, args: &ExportArgs, out: &mut Output) -> O
         report: Report::default(),
         progress: Progress::new(global),
     });
+    let top = WalkEntry { path: WalkPath::new(path), id, kind: stat.kind, depth: 0 };
+    let filter = Filter::of(args)?;
+    if args.tar {
+        let archive = Archive::new(&export, &filter, &mut *out);
+        let written = archive.write(&top, &stat, args.one_subvolume);
+        export.progress.finish();
+        let reported = export.report.print(global, export.preserve, STDOUT, out)?;
+        return match written.map_err(Failure::from) {
+            // A part of an archive is not the archive.
+            Err(Failure::StdoutClosed) => Ok(Completion::Status(SIGPIPE_STATUS)),
+            Err(failure) => Err(failure),
+            Ok(()) => Ok(reported),
+        };
+    }
     let cores = thread::available_parallelism().map_or(2, NonZero::get);
     let threads = args.threads.unwrap_or(cores.max(2)).clamp(1, THREADS_MAX);
-    let top = WalkEntry { path: WalkPath::new(path), id, kind: stat.kind, depth: 0 };
     let destination = Destination::of(&args.dest, &top)?;
     let (jobs, queue) = sync_channel::<Job>(JOBS_MAX);
     let queue = Mutex::new(queue);
@@ -81,12 +103,35 @@ pub(crate) fn run(global: &GlobalArgs, args: &ExportArgs, out: &mut Output) -> O
         for _ in 0..threads {
             scope.spawn(|| copy::work(&export, &queue));
         }
-        let mut walker = Walker { export: &export, jobs, links: Links::default() };
+        let mut walker = Walker { export: &export, filter: &filter, jobs, links: Links::default() };
         walker.run(&top, &stat, &destination, args.one_subvolume)
     });
     export.progress.finish();
     walked?;
     export.report.print(global, export.preserve, &destination.shown, out)
+}
+
+/// Fails unless an archive, and nothing else, goes to stdout.
+fn check_stdout(global: &GlobalArgs, args: &ExportArgs, out: &Output) -> Result<(), Failure> {
+    let is_stdout = args.dest.as_os_str() == "-";
+    if args.tar && !is_stdout {
+        return Err(Failure::new(args.dest.display().to_string(), "is not -").hint(
+            "an archive is written to stdout: `butternut export --tar VOLUME PATH - >FILE`",
+        ));
+    }
+    if is_stdout && !args.tar {
+        return Err(Failure::new("-", "a copy cannot be written to stdout").hint(
+            "add --tar for an archive; `butternut cat` prints one file; ./- is a file name",
+        ));
+    }
+    if args.tar && out.is_terminal {
+        return Err(Failure::new(STDOUT, "an archive is not written to a terminal")
+            .hint("redirect it to a file, or pipe it to tar(1)"));
+    }
+    if args.tar && global.json {
+        return Err(Failure::new("--json", "cannot be used with --tar, which uses stdout"));
+    }
+    Ok(())
 }
 
 /// The destination: a directory and a name in it, or without a name the directory itself, for a
@@ -136,6 +181,7 @@ impl Destination {
 /// The thread that walks the tree, creates directories and links, and queues files for the workers.
 struct Walker<'a> {
     export: &'a Arc<Export>,
+    filter: &'a Filter,
     jobs: SyncSender<Job>,
     links: Links,
 }
@@ -193,9 +239,13 @@ impl Walker<'_> {
                         let why = "is a directory, and its directory entry has another type";
                         export.report.failed(&found.path, why);
                     }
+                    Ok(stat) if !self.filter.takes(&found.path, &stat) => {}
                     Ok(stat) => self.file(&Arc::clone(directory), name, &found, &stat),
                     Err(error) => export.report.unreadable(&found.path, &error),
                 }
+                continue;
+            }
+            if self.filter.excludes(&found.path) {
                 continue;
             }
             match OutputDirectory::make(directory, &name, &found, export) {

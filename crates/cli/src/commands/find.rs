@@ -1,7 +1,6 @@
 //! `find`: searches for files in a directory tree.
 
 mod filter;
-mod glob;
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -1,8 +1,9 @@
-//! Formats times in the local time zone. Times out of the range of the calendar are printed in
-//! seconds.
+//! Formats and parses times in the local time zone. Times out of the range of the calendar are
+//! printed in seconds.
 
 use butternut::Time;
 use jiff::Timestamp;
+use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
 fn zoned(time: Time) -> Option<jiff::Zoned> {
@@ -54,6 +55,20 @@ pub(crate) fn seconds(time: Time) -> String {
 pub(crate) fn minutes(time: Time) -> String {
     zoned(time)
         .map_or_else(|| format!("@{}", time.secs), |at| at.strftime("%Y-%m-%d %H:%M").to_string())
+}
+
+/// Parses a date, a date and time, or `@` and seconds. Returns seconds since 1970, and nanoseconds.
+pub(crate) fn parse(typed: &str) -> Option<(i64, u32)> {
+    if let Some(secs) = typed.strip_prefix('@') {
+        return Some((secs.parse().ok()?, 0));
+    }
+    let at = match typed.parse::<Timestamp>() {
+        Ok(at) => at,
+        Err(_) => typed.parse::<DateTime>().ok()?.to_zoned(TimeZone::system()).ok()?.timestamp(),
+    };
+    let nanos = at.as_nanosecond();
+    let secs = i64::try_from(nanos.div_euclid(1_000_000_000)).ok()?;
+    Some((secs, u32::try_from(nanos.rem_euclid(1_000_000_000)).ok()?))
 }
 
 #[cfg(test)]

@@ -62,6 +62,66 @@ fn export_of_a_kernel_volume_matches_the_kernels_mount() {
 }
 
 #[test]
+fn an_archive_that_tar_extracts_is_what_the_kernel_shows() {
+    if !kernel_tests_enabled("an_archive_that_tar_extracts_is_what_the_kernel_shows") {
+        return;
+    }
+    let mount = KernelMount::new();
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (archive, out) = (scratch.path().join("archive.tar"), scratch.path().join("out"));
+    fs::create_dir(&out).unwrap();
+    let words = ["export", "--devices", "--tar", kernel().to_str().unwrap(), "/", "-"];
+    let ran = butternut(&words);
+    fs::write(&archive, &ran.bytes).unwrap();
+    assert!(ran.err.is_empty() || ran.err.contains("sockets not kept"), "{}", ran.err);
+    shell(&format!(
+        "tar --xattrs --xattrs-include='*' --acls --numeric-owner -C {} -xpf {}",
+        out.display(),
+        archive.display()
+    ));
+    let kept = |text: String| {
+        let is_kept = |line: &&str| !line.contains("/nested") && !line.contains(" s ");
+        let lines = text.lines().filter(is_kept).map(str::to_owned);
+        lines.collect::<Vec<_>>()
+    };
+    assert_eq!(kept(listing(&out, true)), kept(listing(mount.path(), true)));
+    assert_eq!(xattrs(&out), xattrs(mount.path()));
+    let blocks = |name: &str| fs::metadata(out.join(name)).unwrap().blocks();
+    assert!(blocks("sparse") <= 16, "holes stay holes: {}", blocks("sparse"));
+}
+
+#[test]
+fn filters_leave_out_files_and_excluded_directories() {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = plain().0.to_str().unwrap();
+    let names = |words: &[&str]| {
+        let out = scratch.path().join("out");
+        let all = [&["export", "-q"], words, &[image, "/", out.to_str().unwrap()]].concat();
+        butternut(&all).ok();
+        let found = shell(&format!("cd {}; find . ! -type d | sort", out.display()));
+        fs::remove_dir_all(&out).unwrap();
+        let archive = [&["export", "-q", "--tar"], words, &[image, "/", "-"]].concat();
+        let archive = butternut(&archive);
+        assert_eq!((archive.code, archive.err.as_str()), (Some(0), ""));
+        let at = scratch.path().join("archive.tar");
+        fs::write(&at, &archive.bytes).unwrap();
+        let listed = shell(&format!("tar -tf {} | sed '/[/]$/d' | sort", at.display()));
+        assert_eq!(found, listed, "{words:?}");
+        found
+    };
+    assert_eq!(names(&["--include", "hello*"]), "./hello.txt\n");
+    assert!(!names(&["--exclude", "docs"]).contains("docs/"));
+    assert_eq!(names(&["--include", "docs/a*"]), "./docs/again\n");
+    assert_eq!(names(&["--newer", "@9999999999"]), "");
+    assert!(names(&["--newer", "1999-12-31 23:59"]).contains("./hello.txt\n"));
+    let refused = |words: &[&str]| butternut(words).failure();
+    let at = scratch.path().join("at").display().to_string();
+    assert!(refused(&["export", "--newer", "soon", image, "/", &at]).contains("neither a file"));
+    assert!(refused(&["export", "--tar", image, "/", &at]).contains("written to stdout"));
+    assert!(refused(&["export", image, "/", "-"]).contains("add --tar"));
+}
+
+#[test]
 fn export_of_one_file_takes_a_new_name_or_a_directory() {
     let scratch = tempfile::tempdir().unwrap();
     let image = plain().0.to_str().unwrap();

@@ -85,6 +85,23 @@ fn set_xattrs(
     wanted: impl Fn(&[u8]) -> bool,
     set: &SetXattr<'_>,
 ) {
+    each_xattr(export, id, path, wanted, &mut |name, value| match set(name, value) {
+        Err(_) if is_property(name) => {}
+        Err(error) => {
+            export.report.not_preserved(NotPreserved::Xattr(namespace(name)), path, &error);
+        }
+        Ok(()) => {}
+    });
+}
+
+/// Calls `each` with the names and values of the extended attributes that are exported.
+pub(super) fn each_xattr(
+    export: &Export,
+    id: FileId,
+    path: &WalkPath,
+    wanted: impl Fn(&[u8]) -> bool,
+    each: &mut dyn FnMut(&[u8], &[u8]),
+) {
     if !export.preserve.xattrs {
         return;
     }
@@ -97,21 +114,16 @@ fn set_xattrs(
             export.report.skipped(NotPreserved::Xattr(namespace(name)), path, export.preserve);
             continue;
         }
-        let value = match export.filesystem.xattr(id, name) {
-            Ok(value) => value,
-            Err(error) => {
-                export.report.unreadable(path, &error);
-                continue;
-            }
-        };
-        match set(name, &value) {
-            Err(_) if name.starts_with(PROPERTY) => {}
-            Err(error) => {
-                export.report.not_preserved(NotPreserved::Xattr(namespace(name)), path, &error);
-            }
-            Ok(()) => {}
+        match export.filesystem.xattr(id, name) {
+            Ok(value) => each(name, &value),
+            Err(error) => export.report.unreadable(path, &error),
         }
     }
+}
+
+/// Whether an attribute is a property of btrfs.
+pub(super) fn is_property(name: &[u8]) -> bool {
+    name.starts_with(PROPERTY)
 }
 
 /// Returns whether an attribute grants privileges that the owner of the file cannot grant.
@@ -129,11 +141,15 @@ fn namespace(name: &[u8]) -> &'static str {
     }
 }
 
+fn mode(export: &Export, stat: &Stat) -> Mode {
+    Mode::from_raw_mode(mode_bits(export, stat))
+}
+
 /// Returns the mode of the copy. Without owners, a file keeps no set-ID bits: they would grant the
 /// privileges of the new owner.
-fn mode(export: &Export, stat: &Stat) -> Mode {
+pub(super) fn mode_bits(export: &Export, stat: &Stat) -> u32 {
     let strips = stat.kind == FileKind::File && !export.preserve.owners;
-    Mode::from_raw_mode(stat.mode & if strips { 0o1777 } else { 0o7777 })
+    stat.mode & if strips { 0o1777 } else { 0o7777 }
 }
 
 fn times(stat: &Stat) -> Timestamps {

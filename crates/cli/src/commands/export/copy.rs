@@ -1,10 +1,7 @@
 //! The worker threads of an export, which create files and copy data.
 //!
-//! 1. Only data is written: holes and preallocated extents become holes.
-//! 2. A range that cannot be read becomes a hole of whole blocks and is reported once per file; the
-//!    rest of the file is copied. An extent that is longer than the volume is not read: trying each
-//!    of its blocks would take for ever.
-//! 3. The attributes of a file are set when its last range is copied.
+//! 1. Only data is written: what [`source`](super::source) leaves out becomes a hole.
+//! 2. The attributes of a file are set when its last range is copied.
 
 use butternut_sys::lock::{Mutex, rank};
 use std::fs::File as HostFile;
@@ -15,23 +12,19 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use butternut::{Error, ExtentKind, File, FileKind, Stat};
+use butternut::{File, FileKind, Stat};
 use rustix::fs::{FileType, Mode, OFlags, ftruncate, makedev, mknodat, openat, symlinkat};
 
 use super::super::walk::WalkPath;
 use super::attributes;
 use super::directory::OutputDirectory;
 use super::shared::Export;
+use super::source::{READ_BYTES, Sink, Source};
 
 /// Files larger than this are split into ranges, which several workers copy.
 pub(super) const RANGE_BYTES: u64 = 64 << 20;
 /// Maximum number of ranges of a file: a sparse file can have any size.
 const RANGES_MAX: u64 = 1024;
-/// Bytes per read.
-const READ_BYTES: usize = 4 << 20;
-/// The smallest unit that is verified, and so of data loss: a block of fs-verity. A checksum is of
-/// four of them.
-const VERITY_BLOCK_BYTES: u64 = 1024;
 
 /// A job of a worker.
 pub(super) enum Job {
@@ -129,80 +122,19 @@ impl CopyTarget {
         self.export.progress.done(bytes);
     }
 
-    /// Copies the data in `range`, with adjacent extents merged.
     fn copy_data(&self, range: Range<u64>, buffer: &mut [u8]) -> io::Result<()> {
-        let mut data = range.start..range.start;
-        for extent in self.from.extents(range.clone()) {
-            let extent = match extent {
-                Ok(extent) => extent,
-                Err(error) => {
-                    self.export.report.unreadable(&self.new.path, &error);
-                    break;
-                }
-            };
-            let end = extent.offset.saturating_add(extent.bytes).min(range.end);
-            match extent.kind {
-                ExtentKind::Regular { .. } if extent.bytes > self.export.extent_bytes_max => {
-                    self.copy_bytes(data, buffer)?;
-                    data = end..end;
-                    let what = "the extent is longer than the volume";
-                    let error = Error::InvalidArgument { what };
-                    let report = &self.export.report;
-                    report.damaged(&self.new.path, extent.offset, extent.bytes, &error);
-                }
-                ExtentKind::Hole | ExtentKind::Prealloc { .. } => {
-                    self.copy_bytes(data, buffer)?;
-                    data = end..end;
-                    let hole = extent.offset.max(range.start)..end;
-                    if let Err(error) = self.from.verify_holes(hole.clone()) {
-                        let bytes = hole.end.saturating_sub(hole.start);
-                        self.export.report.damaged(&self.new.path, hole.start, bytes, &error);
-                    }
-                }
-                ExtentKind::Inline { .. } | ExtentKind::Regular { .. } | ExtentKind::Buffered => {
-                    if data.is_empty() {
-                        data.start = extent.offset.max(range.start);
-                    }
-                    data.end = end;
-                }
-            }
-        }
-        self.copy_bytes(data, buffer)
+        let source = Source { export: &self.export, file: &self.from, path: &self.new.path };
+        source.data_ranges(range, |data| source.read(data, buffer, &mut &self.to))
+    }
+}
+
+impl Sink for &HostFile {
+    fn data(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_all_at(bytes, at)
     }
 
-    fn copy_bytes(&self, range: Range<u64>, buffer: &mut [u8]) -> io::Result<()> {
-        let mut at = range.start;
-        while at < range.end {
-            let left = usize::try_from(range.end - at).unwrap_or(READ_BYTES).min(buffer.len());
-            match self.from.read_at(at, &mut buffer[..left]) {
-                Ok(0) => return Ok(()),
-                Ok(read) => {
-                    self.to.write_all_at(&buffer[..read], at)?;
-                    at += read as u64;
-                }
-                Err(_) => {
-                    let end = at + left as u64;
-                    self.copy_blocks(at..end, buffer)?;
-                    at = end;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies block by block, and skips blocks that cannot be read. A read ends before the first of
-    /// them.
-    fn copy_blocks(&self, range: Range<u64>, buffer: &mut [u8]) -> io::Result<()> {
-        let mut at = range.start;
-        while at < range.end {
-            let end = range.end.min((at / VERITY_BLOCK_BYTES + 1) * VERITY_BLOCK_BYTES);
-            let left = usize::try_from(end - at).unwrap_or(buffer.len()).min(buffer.len());
-            match self.from.read_at(at, &mut buffer[..left]) {
-                Ok(read) => self.to.write_all_at(&buffer[..read], at)?,
-                Err(error) => self.export.report.damaged(&self.new.path, at, end - at, &error),
-            }
-            at = end;
-        }
+    /// Leaves a hole.
+    fn unreadable(&mut self, _bytes: u64) -> io::Result<()> {
         Ok(())
     }
 }

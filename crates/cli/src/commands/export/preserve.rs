@@ -17,12 +17,13 @@ pub(super) struct Preserve {
 
 impl Preserve {
     pub(super) fn of(args: &ExportArgs) -> Self {
-        let is_root = geteuid().is_root();
+        // An archive only names owners.
+        let may_give_away = geteuid().is_root() || args.tar;
         Self {
-            owners: is_root && !args.no_owner,
+            owners: may_give_away && !args.no_owner,
             xattrs: !args.no_xattrs,
             devices: args.devices,
-            owners_need_root: !is_root && !args.no_owner,
+            owners_need_root: !may_give_away && !args.no_owner,
         }
     }
 }

@@ -29,6 +29,7 @@ pub(super) enum NotPreserved {
     Link,
     Xattr(&'static str),
     Device,
+    Socket,
 }
 
 impl NotPreserved {
@@ -39,6 +40,7 @@ impl NotPreserved {
             Self::Times => "times".to_owned(),
             Self::Link => "hard links (copied apart)".to_owned(),
             Self::Device => "devices".to_owned(),
+            Self::Socket => "sockets".to_owned(),
             Self::Xattr("ACL") => "ACLs".to_owned(),
             Self::Xattr(names) => format!("{names} attributes"),
         }
@@ -202,7 +204,9 @@ fn hint(what: NotPreserved, failure: Failure) -> Failure {
             .hint("run as root, on a target filesystem that supports them; --no-xattrs skips them"),
         NotPreserved::Owner => failure.hint("--no-owner skips them"),
         NotPreserved::Device => failure.hint("run as root with --devices; --no-owner skips them"),
-        NotPreserved::Mode | NotPreserved::Times | NotPreserved::Link => failure,
+        NotPreserved::Mode | NotPreserved::Times | NotPreserved::Link | NotPreserved::Socket => {
+            failure
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use butternut::FileKind;
 
-use super::glob;
+use super::super::glob;
 use crate::args::{FindArgs, parse_bytes};
 use crate::commands::files::{Attributes, Files};
 use crate::commands::walk::{WalkEntry, WalkError};

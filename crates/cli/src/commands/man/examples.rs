@@ -64,6 +64,10 @@ const EXAMPLES: [(&str, &[Example]); 27] = [
                 "Copy one file as it was in a snapshot:",
                 "butternut export disk.img@snap1 etc/fstab fstab.old",
             ),
+            (
+                "Write a directory as an archive of tar(1), without what is below cache:",
+                "butternut export --tar --exclude cache disk.img home - >home.tar",
+            ),
         ],
     ),
     (
