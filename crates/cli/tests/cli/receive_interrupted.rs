@@ -105,8 +105,8 @@ fn a_kept_snapshot_that_was_changed_is_named_and_stays() {
     fs::write(&file, &whole).unwrap();
     let ran = butternut(&["receive", "--resume", "-f", &file, &image]);
     let want = format!(
-        "butternut: {left}: note: is not as an interrupted receive of this version has left it, so it is not used \
-         (delete it if nothing in it is needed)\n"
+        "butternut: {left}: note: is not as an interrupted receive of this version has left it, \
+         so it is not used (delete it if nothing in it is needed)\n"
     );
     assert_eq!((ran.code, ran.err), (Some(0), want));
     assert_eq!(butternut(&["ls", &image, "/sub"]).ok(), "a\nb\n");

@@ -228,8 +228,8 @@ impl File {
         Ok(bytes)
     }
 
-    /// Verifies the holes of a sealed file in a range of bytes, for a caller that leaves them out of
-    /// a copy: a hash says what a block has, and not whether it lies in a hole. Other files have
+    /// Verifies the holes of a sealed file in a range of bytes, for a caller that leaves them out
+    /// of a copy: a hash says what a block has, and not whether it lies in a hole. Other files have
     /// nothing to verify.
     ///
     /// # Errors

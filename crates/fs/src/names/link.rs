@@ -76,8 +76,8 @@ impl Filesystem {
             let new = NewName { dir: at, name, index, found, generation };
             change.step(names::link(&change.edit, &new))?;
             change.step(names::link_added(&mut inode, change.moment))?;
-            // While fs-verity is enabled, the item guards what is built. It guards nothing of a file
-            // that is sealed, also before the call has ended.
+            // While fs-verity is enabled, the item guards what is built. It guards nothing of a
+            // file that is sealed, also before the call has ended.
             let is_sealed = inode.flags.contains(InodeFlags::VERITY);
             if was_unnamed && (is_sealed || !target.is_being_sealed()) {
                 change.step(names::remove_orphan(&change.edit, ino))?;

@@ -1,5 +1,6 @@
 //! Files sealed by fs-verity: they can be read, renamed and deleted, and never changed.
 
+use crate::verity::{pattern, whole};
 use crate::volume::{TestVolume, names, new};
 use butternut::format::stream::{Command, StreamVersion};
 use butternut::format::uuid::Uuid;
@@ -113,4 +114,58 @@ fn a_stream_of_version_3_seals_a_file() {
     let mut found = vec![0; 5000];
     file.read_exact_at(0, &mut found).unwrap();
     assert_eq!(found, [9; 5000]);
+}
+
+/// The log has no items of fs-verity: a sync of a file that was sealed commits.
+#[test]
+fn a_synced_seal_survives_a_crash() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, &pattern(70_000)).unwrap();
+    file.sync_all().unwrap();
+    file.enable_verity(&VerityOptions::default()).unwrap();
+    let before = volume.copy();
+    file.sync_all().unwrap();
+    let after = volume.copy();
+    let mode = SetAttributes { mode: Some(0o400), ..SetAttributes::default() };
+    fs.set_attributes(id, &mode).unwrap();
+    file.sync_all().unwrap();
+    let changed = volume.copy();
+    for (crashed, is_sealed) in [(before, false), (after, true), (changed, true)] {
+        let fs = crashed.open();
+        let file = fs.open_file(id).unwrap();
+        assert_eq!(file.measure_verity().is_ok(), is_sealed);
+        assert!(whole(&file) == pattern(70_000));
+        drop(file);
+        crashed.reopen(fs);
+    }
+    drop(file);
+    volume.reopen(fs);
+}
+
+/// The log of a directory has the inodes of its new files, and no items of fs-verity.
+#[test]
+fn a_new_sealed_file_survives_a_crash_after_a_sync_of_its_directory() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+    fs.sync().unwrap();
+    let id = fs.create(dir, b"file", &new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    let content = pattern(9000);
+    file.write_at(0, &content).unwrap();
+    file.enable_verity(&VerityOptions::default()).unwrap();
+    let measured = file.measure_verity().unwrap();
+    fs.sync_directory(dir).unwrap();
+    let crashed = volume.copy();
+    drop(file);
+    volume.reopen(fs);
+    let fs = crashed.open();
+    let file = fs.open_file(id).unwrap();
+    assert_eq!(file.measure_verity().unwrap(), measured);
+    assert!(whole(&file) == content);
+    drop(file);
+    crashed.reopen(fs);
 }

@@ -54,7 +54,7 @@ fn judge(dir: &Path, content: &[u8], hash: VerityHash, block: u32, salt: &[u8]) 
     }
 }
 
-fn pattern(bytes: usize) -> Vec<u8> {
+pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
     let mut state = 7_u32;
     let next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -75,7 +75,7 @@ fn metadata(file: &File, what: VerityMetadata) -> Vec<u8> {
     }
 }
 
-fn whole(file: &File) -> Vec<u8> {
+pub(crate) fn whole(file: &File) -> Vec<u8> {
     let mut all = vec![0; usize::try_from(file.len()).unwrap()];
     file.read_exact_at(0, &mut all).unwrap();
     all
@@ -623,60 +623,6 @@ fn a_call_without_space_leaves_nothing() {
     }
     drop(file);
     volume.reopen(fs);
-}
-
-/// The log has no items of fs-verity: a sync of a file that was sealed commits.
-#[test]
-fn a_synced_seal_survives_a_crash() {
-    let volume = TestVolume::new();
-    let fs = volume.open();
-    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
-    let file = fs.open_file(id).unwrap();
-    file.write_at(0, &pattern(70_000)).unwrap();
-    file.sync_all().unwrap();
-    file.enable_verity(&VerityOptions::default()).unwrap();
-    let before = volume.copy();
-    file.sync_all().unwrap();
-    let after = volume.copy();
-    let mode = SetAttributes { mode: Some(0o400), ..SetAttributes::default() };
-    fs.set_attributes(id, &mode).unwrap();
-    file.sync_all().unwrap();
-    let changed = volume.copy();
-    for (crashed, is_sealed) in [(before, false), (after, true), (changed, true)] {
-        let fs = crashed.open();
-        let file = fs.open_file(id).unwrap();
-        assert_eq!(file.measure_verity().is_ok(), is_sealed);
-        assert!(whole(&file) == pattern(70_000));
-        drop(file);
-        crashed.reopen(fs);
-    }
-    drop(file);
-    volume.reopen(fs);
-}
-
-/// The log of a directory has the inodes of its new files, and no items of fs-verity.
-#[test]
-fn a_new_sealed_file_survives_a_crash_after_a_sync_of_its_directory() {
-    let volume = TestVolume::new();
-    let fs = volume.open();
-    let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
-    fs.sync().unwrap();
-    let id = fs.create(dir, b"file", &new(0o644)).unwrap();
-    let file = fs.open_file(id).unwrap();
-    let content = pattern(9000);
-    file.write_at(0, &content).unwrap();
-    file.enable_verity(&VerityOptions::default()).unwrap();
-    let measured = file.measure_verity().unwrap();
-    fs.sync_directory(dir).unwrap();
-    let crashed = volume.copy();
-    drop(file);
-    volume.reopen(fs);
-    let fs = crashed.open();
-    let file = fs.open_file(id).unwrap();
-    assert_eq!(file.measure_verity().unwrap(), measured);
-    assert!(whole(&file) == content);
-    drop(file);
-    crashed.reopen(fs);
 }
 
 #[test]

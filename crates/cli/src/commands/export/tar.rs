@@ -4,8 +4,7 @@
 //! 1. A member has as many bytes as its header says. What cannot be read is zeros, and is reported.
 //! 2. Each name is one of a file in the tree: names that could leave it are reported, not written.
 //! 3. With `--no-owner`, nothing that grants privileges is written, as for a copy: the members
-//!    belong to root in the archive, and whoever unpacks it gives them owners. Devices are written
-//!    only with `--devices`.
+//!    belong to root in the archive. Devices are written only with `--devices`.
 //! 4. Members are in the order of the walk: a directory is before what it contains, and the first
 //!    name of a file before its hard links.
 
