@@ -88,7 +88,9 @@ fn a_signal_to_the_command_ends_the_daemon_too() {
              truncate -s 256M m1/inner.img; $B mkfs -q m1/inner.img; stat m1/inner.img >ignored
              undo() {{ kill -CONT $O; kill -9 $D; umount -l m2; $B umount -q m1; }}
              trap \"undo 2>ignored || true\" EXIT
+             # A thread that has not stopped yet would take a request, whose program nothing ends.
              kill -STOP $O
+             while grep -L '^State:.T' /proc/$O/task/*/status | grep -q .; do sleep .05; done
              env --default-signal=HUP $B mount m1/inner.img m2 2>log & P=$!
              for n in $(seq 800); do
                  D=$(cat /proc/$P/task/$P/children); D=${{D% }}
