@@ -135,6 +135,8 @@ kinds! {
     FileExtentForm Error "a file extent does not fit its file",
     FileExtentBehind Warning "a written extent is behind the end of its file",
     VerityItems Error "the items of a file that fs-verity has sealed are not whole",
+    VerityDescriptor Error "the descriptor of a sealed file is invalid, or has another size",
+    VerityHashes Error "a block of hashes of a sealed file does not agree with the one above it",
     VerityData Error "the data of a sealed file does not agree with its hashes",
     XattrTwice Error "an extended attribute exists twice",
     RootDirectory Error "a subvolume has no root directory",

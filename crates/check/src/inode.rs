@@ -246,10 +246,11 @@ impl InodePart {
         if item.nlink > 0 {
             self.check_extents(item, rules, place, sink);
             if item.is_sealed {
-                self.verity
-                    .as_deref()
-                    .unwrap_or(&VerityItems::default())
-                    .check(item.size, place, sink);
+                let none = VerityItems::default();
+                let items = self.verity.as_deref().unwrap_or(&none);
+                if items.check(item.size, place, sink) {
+                    sink.add_sealed((rules.tree, self.ino));
+                }
             }
         }
         self.check_checksums(item, rules, place, sink);

@@ -12,8 +12,8 @@
 //!
 //! References and names take no memory while they are consistent: each side of a comparison is
 //! compared by hashes (`hash`, `ledger`), and only if the sums differ a second pass collects
-//! the mismatches. Allocated space and space with checksums are kept as merged ranges, and tree
-//! blocks with 40 bytes each.
+//! the mismatches. Allocated space and space with checksums are kept as merged ranges, tree blocks
+//! with 40 bytes each, and files that fs-verity has sealed with 16 bytes each.
 
 mod blocks;
 mod checksum_items;
@@ -37,6 +37,7 @@ mod quotas;
 mod report;
 mod roots;
 mod run;
+mod sealed;
 mod sink;
 mod spans;
 mod subvolume;
@@ -55,6 +56,7 @@ use crate::blocks::Reader;
 use crate::data::DataSurvey;
 use crate::ledger::Ledger;
 use crate::pass::Pass;
+use crate::roots::{Root, Roots};
 use crate::sink::Sink;
 use crate::walk::{Route, Walker};
 use butternut_device::Device;
@@ -114,6 +116,10 @@ fn run(
     drop(pass);
     let has_same_references = compare_references(&reader, &ledger, pool);
     let qgroups = quotas::check(volume, sink, has_same_references);
+    let sealed = sink.take_sealed();
+    if !sealed.is_empty() {
+        sealed::check(&sealed, &root_tree(&reader, pool), &reader, pool);
+    }
     if sink.options().check_data_csum {
         verify_data(&reader, pool);
     }
@@ -143,19 +149,26 @@ fn compare_references(
     false
 }
 
-/// Reads and verifies all data that has checksums.
-fn verify_data(reader: &Reader<'_>, pool: Option<&rayon::ThreadPool>) {
-    let sink = reader.sink();
-    let unused = Ledger::new();
+/// The route of a walk that counts no references.
+const UNACCOUNTED: Route = Route { removed_to: None, is_unaccounted: true };
+
+/// Reads the root tree again, which was checked before.
+fn root_tree(reader: &Reader<'_>, pool: Option<&rayon::ThreadPool>) -> Roots {
+    let (sink, unused) = (reader.sink(), Ledger::new());
     sink.mute(true);
     let walker = Walker::new(reader, &unused, pool);
     let survey = roots::RootSurvey { reader, ledger: &unused };
-    let root = reader.volume().super_block().root();
-    let route = Route { is_unaccounted: true, ..Route::default() };
-    let roots = walker.tree(&survey, root, &route);
+    let roots = walker.tree(&survey, reader.volume().super_block().root(), &UNACCOUNTED);
     sink.mute(false);
-    let sums = roots.find(TreeId::CHECKSUM).map(roots::Root::expected);
+    roots
+}
+
+/// Reads and verifies all data that has checksums.
+fn verify_data(reader: &Reader<'_>, pool: Option<&rayon::ThreadPool>) {
+    let sums = root_tree(reader, pool).find(TreeId::CHECKSUM).map(Root::expected);
     if let Some(root) = sums {
-        walker.tree(&DataSurvey::new(reader), root, &route);
+        let unused = Ledger::new();
+        let walker = Walker::new(reader, &unused, pool);
+        walker.tree(&DataSurvey::new(reader), root, &UNACCOUNTED);
     }
 }

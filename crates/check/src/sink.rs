@@ -9,6 +9,7 @@
 use crate::finding::{Finding, Kind};
 use crate::options::CheckOptions;
 use crate::report::{Counts, Report};
+use crate::sealed::SealedFile;
 use crate::spans::Spans;
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
@@ -87,6 +88,8 @@ struct Kept {
     findings: Vec<Finding>,
     left_out: u64,
     notes: Vec<String>,
+    /// Sealed files whose items are whole.
+    sealed: Vec<SealedFile>,
 }
 
 impl<'a> Sink<'a> {
@@ -146,6 +149,20 @@ impl<'a> Sink<'a> {
         if !self.is_mute() {
             self.kept.lock().notes.push(note.into());
         }
+    }
+
+    /// Adds a sealed file whose items are whole.
+    pub(crate) fn add_sealed(&self, file: SealedFile) {
+        if !self.is_mute() {
+            self.kept.lock().sealed.push(file);
+        }
+    }
+
+    /// Returns the sealed files that were added, in order.
+    pub(crate) fn take_sealed(&self) -> Vec<SealedFile> {
+        let mut sealed = std::mem::take(&mut self.kept.lock().sealed);
+        sealed.sort_unstable();
+        sealed
     }
 
     pub(crate) fn mute(&self, is_mute: bool) {

@@ -1,16 +1,17 @@
 //! Checks the items of fs-verity of one inode.
 //!
 //! 1. A sealed file has the item of its descriptor, all bytes of the descriptor and the signature,
-//!    and all bytes of the tree of hashes that the descriptor requires, without a gap. The
-//!    descriptor is valid, and its size is that of the file.
-//! 2. A file that is not sealed may have some of these items while it has an orphan item: they are
+//!    and all bytes of the tree of hashes that the descriptor requires, without a gap.
+//! 2. The descriptor is valid, and its size is that of the file.
+//! 3. A file that is not sealed may have some of these items while it has an orphan item: they are
 //!    left of a call that was interrupted, and the next open for writing removes them.
 //!
-//! The hashes are not compared here: this crate reads no files.
+//! The hashes of a file that passes are compared afterwards (`sealed`).
 
 use crate::finding::Kind;
 use crate::sink::Sink;
 use butternut_format::key::{ItemType, Key};
+use butternut_format::refused::Refused;
 use butternut_format::verity::{RawVerityDescriptor, RawVerityDescriptorItem, VerityDescriptor};
 
 /// Offset of the size of the signature in a descriptor.
@@ -20,9 +21,9 @@ const SIGNATURE_SIZE: std::ops::Range<usize> = 4..8;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VerityItems {
     /// The size that the item of the descriptor has.
-    descriptor_bytes: Option<u64>,
-    /// The descriptor, with the size of its signature; `None` in it if it is invalid.
-    header: Option<(Option<VerityDescriptor>, u64)>,
+    descriptor_bytes: Option<Result<u64, Refused>>,
+    /// The descriptor, and its size with the signature.
+    header: Option<(Result<VerityDescriptor, Refused>, u64)>,
     descriptor: Bytes,
     tree: Bytes,
 }
@@ -62,8 +63,9 @@ impl VerityItems {
         if key.item_type == ItemType::VERITY_MERKLE_ITEM {
             self.tree.add(key.offset, end);
         } else if key.offset == 0 {
-            let bytes = RawVerityDescriptorItem::check(data).ok();
-            self.descriptor_bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
+            let bytes = RawVerityDescriptorItem::check(data);
+            self.descriptor_bytes =
+                Some(bytes.map(|bytes| u64::try_from(bytes).unwrap_or(u64::MAX)));
         } else {
             self.descriptor.add(key.offset, end);
             if key.offset == 1 {
@@ -73,32 +75,49 @@ impl VerityItems {
     }
 
     pub(crate) fn merge(&mut self, next: &Self) {
-        self.descriptor_bytes = self.descriptor_bytes.or(next.descriptor_bytes);
-        self.header = self.header.or(next.header);
+        if self.descriptor_bytes.is_none() {
+            self.descriptor_bytes.clone_from(&next.descriptor_bytes);
+        }
+        if self.header.is_none() {
+            self.header.clone_from(&next.header);
+        }
         self.descriptor.merge(next.descriptor);
         self.tree.merge(next.tree);
     }
 
-    /// Checks the items of a sealed file of `size` bytes (law 1).
-    pub(crate) fn check(&self, size: u64, place: std::fmt::Arguments<'_>, sink: &Sink<'_>) {
+    /// Checks the items of a sealed file of `size` bytes (laws 1 and 2). Returns whether they are
+    /// whole and valid.
+    pub(crate) fn check(&self, size: u64, place: std::fmt::Arguments<'_>, sink: &Sink<'_>) -> bool {
         let bad = |field: &str, have: String, want: String| {
             sink.add(Kind::VerityItems, place, field, have, want);
+            false
         };
-        let Some((descriptor, bytes)) = self.header else {
-            bad("descriptor of fs-verity", "none".into(), "one, for the file is sealed".into());
-            return;
+        let refused = |refused: &Refused| {
+            let place = format_args!("{place}: fs-verity");
+            sink.refused(Kind::VerityDescriptor, place, refused);
+            false
         };
-        let Some(descriptor) = descriptor else {
-            bad("descriptor of fs-verity", "an invalid one".into(), "a valid one".into());
-            return;
+        let Some((descriptor, bytes)) = &self.header else {
+            return bad("descriptor of fs-verity", "none".into(), "one of a sealed file".into());
         };
-        if self.descriptor_bytes != Some(bytes) || !self.descriptor.is(1, bytes.saturating_add(1)) {
-            bad("items of the descriptor", "others".into(), format!("{bytes} bytes"));
+        let item_bytes = match &self.descriptor_bytes {
+            Some(Err(error)) => return refused(error),
+            Some(Ok(bytes)) => Some(*bytes),
+            None => None,
+        };
+        let descriptor = match descriptor {
+            Ok(descriptor) => descriptor,
+            Err(error) => return refused(error),
+        };
+        let mut is_whole = true;
+        if item_bytes != Some(*bytes) || !self.descriptor.is(1, bytes.saturating_add(1)) {
+            let have =
+                item_bytes.map_or("none".into(), |bytes| format!("an item of {bytes} bytes"));
+            is_whole = bad("items of the descriptor", have, format!("all of {bytes} bytes"));
         }
         if descriptor.data_bytes != size {
-            let want = format!("{size}, as the file");
-            bad("data_size of fs-verity", descriptor.data_bytes.to_string(), want);
-            return;
+            let want = format_args!("{size}, as the file");
+            return refused(&Refused::new("data_size", descriptor.data_bytes, want));
         }
         let tree_bytes = descriptor.parameters.shape(size).map_or(0, |shape| shape.bytes());
         if !self.tree.is(0, tree_bytes) {
@@ -106,15 +125,18 @@ impl VerityItems {
                 Bytes { has_gap: true, .. } => "a gap".to_owned(),
                 Bytes { range, .. } => format!("{} bytes", range.map_or(0, |(_, end)| end)),
             };
-            bad("tree of hashes", have, format!("{tree_bytes} bytes"));
+            is_whole = bad("tree of hashes", have, format!("{tree_bytes} bytes"));
         }
+        is_whole
     }
 }
 
 /// Reads the descriptor of its first item. Returns its size with the signature, too.
-fn header(data: &[u8]) -> (Option<VerityDescriptor>, u64) {
+pub(crate) fn header(data: &[u8]) -> (Result<VerityDescriptor, Refused>, u64) {
     let whole = size_of::<RawVerityDescriptor>();
-    let Some(bytes) = data.get(..whole) else { return (None, 0) };
+    let Some(bytes) = data.get(..whole) else {
+        return (Err(Refused::new("bytes", data.len(), "at least 256")), 0);
+    };
     let mut bytes = bytes.to_vec();
     let mut signature = [0; 4];
     if let Some(place) = bytes.get_mut(SIGNATURE_SIZE) {
@@ -123,5 +145,5 @@ fn header(data: &[u8]) -> (Option<VerityDescriptor>, u64) {
     }
     let size = u64::from(u32::from_le_bytes(signature));
     let whole = u64::try_from(whole).unwrap_or_default();
-    (VerityDescriptor::check(&bytes).ok(), whole.saturating_add(size))
+    (VerityDescriptor::check(&bytes), whole.saturating_add(size))
 }

@@ -1,7 +1,7 @@
 //! Damage to inodes and file extents.
 
 use crate::test_image::TestImage;
-use crate::{Case, case, old};
+use crate::{Case, case, old, sealed};
 use butternut_check::Kind;
 use butternut_format::file_extent::RawFileExtentItem;
 use butternut_format::inode::{InodeFlags, RawInodeItem};
@@ -18,8 +18,59 @@ pub(crate) fn cases() -> Vec<Case> {
         |p| inode(p, "d/plain", |raw| raw.flags = U64::new(InodeFlags::VERITY.0)),
         &[Kind::VerityItems],
     ));
+    cases.extend(seals());
     cases.extend(extents());
     cases
+}
+
+/// Changes an item of fs-verity of the file `a`.
+fn verity(p: &TestImage, item_type: ItemType, offset: u64, change: impl FnOnce(&mut [u8])) {
+    let key = Key::new(p.ino(FS, "a"), item_type, offset);
+    p.change(FS, &key, |item| change(item));
+}
+
+/// Damage to what fs-verity has stored: a root block at byte 0 of the tree, and two blocks of level
+/// 0 behind it, each of two items.
+fn seals() -> Vec<Case> {
+    const DESCRIPTOR: ItemType = ItemType::VERITY_DESC_ITEM;
+    const HASHES: ItemType = ItemType::VERITY_MERKLE_ITEM;
+    vec![
+        sealed(
+            "sealed file with another version",
+            |p| verity(p, DESCRIPTOR, 1, |item| item[0] = 2),
+            &[Kind::VerityDescriptor],
+        ),
+        sealed(
+            "sealed file with another reserved byte",
+            |p| verity(p, DESCRIPTOR, 0, |item| item[9] = 1),
+            &[Kind::VerityDescriptor],
+        ),
+        sealed(
+            "sealed file of another size",
+            |p| verity(p, DESCRIPTOR, 1, |item| item[8] ^= 1),
+            &[Kind::VerityDescriptor],
+        ),
+        sealed(
+            "sealed file without its last hashes",
+            |p| p.remove(FS, &Key::new(p.ino(FS, "a"), HASHES, 10240)),
+            &[Kind::VerityItems],
+        ),
+        sealed(
+            "sealed file with another root hash",
+            |p| verity(p, DESCRIPTOR, 1, |item| item[16] ^= 1),
+            &[Kind::VerityHashes],
+        ),
+        sealed(
+            "sealed file with another root block",
+            |p| verity(p, HASHES, 2048, |item| item[2047] ^= 1),
+            &[Kind::VerityHashes],
+        ),
+        sealed(
+            "sealed file with another block of hashes",
+            |p| verity(p, HASHES, 8192, |item| item[40] ^= 1),
+            &[Kind::VerityHashes],
+        ),
+    ]
 }
 
 fn inode(p: &TestImage, path: &str, alter: impl FnOnce(&mut RawInodeItem)) {

@@ -36,6 +36,12 @@ pub(crate) fn simple_quotas() -> Vec<u8> {
     made("damage-simple-quotas", "-O squota,block-group-tree,free-space-tree,no-holes")
 }
 
+/// Returns a volume of Linux 6.12 with sealed files: `a` has a tree of two levels.
+pub(crate) fn sealed() -> Vec<u8> {
+    let packed = include_bytes!("../../../fs/tests/images/verity-damaged.img.zst");
+    zstd::decode_all(packed.as_slice()).unwrap()
+}
+
 const FILL: &str = r"
     truncate -s 128M IMG; mkfs.btrfs -q MKFS IMG
     mkdir -p DIR; mount -o loop,nobarrier IMG DIR

@@ -33,6 +33,7 @@ pub(crate) enum Volume {
     Old,
     Quotas,
     SimpleQuotas,
+    Sealed,
 }
 
 /// One case: the damage, the volume, and the kinds that must be found.
@@ -57,10 +58,20 @@ pub(crate) const fn old(name: &'static str, damage: fn(&TestImage), want: &'stat
     Case { name, volume: Volume::Old, damage, want }
 }
 
+/// Returns a case on the volume with sealed files.
+pub(crate) const fn sealed(
+    name: &'static str,
+    damage: fn(&TestImage),
+    want: &'static [Kind],
+) -> Case {
+    Case { name, volume: Volume::Sealed, damage, want }
+}
+
 static CURRENT: LazyLock<Vec<u8>> = LazyLock::new(image::current);
 static OLD: LazyLock<Vec<u8>> = LazyLock::new(image::old);
 static QUOTAS: LazyLock<Vec<u8>> = LazyLock::new(image::quotas);
 static SIMPLE_QUOTAS: LazyLock<Vec<u8>> = LazyLock::new(image::simple_quotas);
+static SEALED: LazyLock<Vec<u8>> = LazyLock::new(image::sealed);
 
 fn main() -> ExitCode {
     let mut trials = vec![
@@ -68,6 +79,7 @@ fn main() -> ExitCode {
         trial("undamaged-old".into(), || clean(&OLD)),
         trial("undamaged-quotas".into(), || clean(&QUOTAS)),
         trial("undamaged-simple-quotas".into(), || clean(&SIMPLE_QUOTAS)),
+        trial("undamaged-sealed".into(), || clean(&SEALED)),
         trial("inexact-quotas".into(), quotas::inexact_usage_is_counted_on_request),
         trial("lost-checksums".into(), lost_checksums_are_named),
         trial("every-kind".into(), every_kind_has_a_case),
@@ -138,6 +150,7 @@ fn image_of(case: &Case) -> &'static [u8] {
         Volume::Old => &OLD,
         Volume::Quotas => &QUOTAS,
         Volume::SimpleQuotas => &SIMPLE_QUOTAS,
+        Volume::Sealed => &SEALED,
     }
 }
 
@@ -172,7 +185,7 @@ fn every_kind_has_a_case() -> Result<(), Failed> {
 
 /// Cases that `btrfs check` 6.14 does not find: warnings, mirrors that it does not read, and fields
 /// that it does not compare.
-const NOT_FOUND_BY_BTRFS_CHECK: [&str; 26] = [
+const NOT_FOUND_BY_BTRFS_CHECK: [&str; 33] = [
     "super mirror torn",
     "super mirror older",
     "super device item",
@@ -199,6 +212,13 @@ const NOT_FOUND_BY_BTRFS_CHECK: [&str; 26] = [
     "file shorter than its extents",
     "file shorter than what is inline",
     "seal without hashes",
+    "sealed file with another version",
+    "sealed file with another reserved byte",
+    "sealed file of another size",
+    "sealed file without its last hashes",
+    "sealed file with another root hash",
+    "sealed file with another root block",
+    "sealed file with another block of hashes",
 ];
 
 fn btrfs_check_finds_the_same_cases() -> Result<(), Failed> {
