@@ -121,12 +121,21 @@ impl Door {
             is_synchronous,
         };
         let fh = self.handles.insert(open, writer);
-        // It may have been sealed since it was checked, before the handle was counted.
-        if is_writable && self.filesystem.stat(id)?.flags & VERITY != 0 {
+        let checked = if is_writable { self.check_unsealed(id) } else { Ok(()) };
+        let replied = checked.and_then(|()| reply.push(&OpenOut { fh, open_flags, backing_id: 0 }));
+        if replied.is_err() {
+            // The kernel does not know the handle, and sends no RELEASE for it.
             drop(self.handles.remove(fh));
+        }
+        replied
+    }
+
+    /// Refuses a file that has been sealed since it was checked, before its handle was counted.
+    fn check_unsealed(&self, id: FileId) -> ErrnoResult<()> {
+        if self.filesystem.stat(id)?.flags & VERITY != 0 {
             return Err(Errno::EPERM);
         }
-        reply.push(&OpenOut { fh, open_flags, backing_id: 0 })
+        Ok(())
     }
 
     /// Checks law 1 in the order of the kernel. Returns whether the file is append-only.
@@ -175,4 +184,57 @@ impl Door {
 
 fn writes(flags: u32) -> bool {
     flags & O_ACCMODE != O_RDONLY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::door::DoorOptions;
+    use butternut::device::{Device, MemoryDevice};
+    use butternut::{Filesystem, MountOptions, NewInode};
+    use butternut_mkfs::MkfsOptions;
+    use std::fs;
+
+    const O_RDWR: u32 = 0o2;
+
+    /// Returns the door of an empty filesystem, without a kernel behind it.
+    fn door(caching: Caching) -> Door {
+        let device = MemoryDevice::new("memory", 128 << 20);
+        butternut_mkfs::make(&device, &MkfsOptions::default()).unwrap();
+        let devices = vec![Arc::new(device) as Arc<dyn Device>];
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let filesystem = Filesystem::open_devices(devices, &options).unwrap();
+        let options = DoorOptions {
+            checks_permissions: false,
+            is_writable: true,
+            users_delete_subvolumes: false,
+            caching,
+            is_synchronous: crate::options::Synchronous::new(false),
+            report: Box::new(|_| {}),
+        };
+        let connection = Arc::new(fs::File::open("/dev/null").unwrap().into());
+        Door::new(filesystem, options, connection, None)
+    }
+
+    /// A handle that the kernel does not know is never released. It would count as a writer.
+    #[test]
+    fn an_open_that_fails_counts_no_handle() {
+        let door = door(Caching::WriteBack);
+        let filesystem = &door.filesystem;
+        let id = filesystem.create(filesystem.root(), b"file", &NewInode::new(0o644)).unwrap();
+        let open = |reply: &mut Reply| {
+            let file = filesystem.open_file(id).unwrap();
+            let writer = door.begin_open(id, O_RDWR).ok().unwrap();
+            door.opened(file, (O_RDWR, writer), false, reply)
+        };
+        // No room for the reply.
+        assert_eq!(open(&mut Reply::new(0)), Err(Errno::ERANGE));
+        assert_eq!(door.handles.handle_count(id), 0);
+        assert!(door.handles.fills(id).is_none());
+        drop(door.handles.seal_gates().begin(id).ok().unwrap());
+        open(&mut Reply::new(4096)).ok().unwrap();
+        assert_eq!(door.handles.handle_count(id), 1);
+        assert_eq!(door.handles.seal_gates().begin(id).err(), Some(Errno::ETXTBSY));
+        door.close().unwrap();
+    }
 }
