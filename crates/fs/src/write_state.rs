@@ -76,6 +76,8 @@ pub(crate) struct WriteState {
     opening: Mutex<(), rank::SubvolumeOpening>,
     /// Orphans that were not deleted, not reported yet: at most one record for each subvolume.
     left_orphans: Mutex<Vec<LeftOrphans>, rank::LeftOrphans>,
+    /// Items of fs-verity may be left of files that are not sealed: they could not be removed.
+    has_left_seals: AtomicBool,
     /// Why the end of writing failed, until a sync that takes it has returned it.
     end_error: Mutex<Option<Error>, rank::EndError>,
 }
@@ -133,6 +135,7 @@ impl WriteState {
             next_subvolume: Mutex::default(),
             opening: Mutex::default(),
             left_orphans: Mutex::default(),
+            has_left_seals: AtomicBool::new(false),
             end_error: Mutex::default(),
         }
     }
@@ -166,6 +169,7 @@ impl WriteState {
     /// Records the orphans that are left in a subvolume, in the place of an earlier record of it:
     /// each search for them finds all of them.
     pub(crate) fn record_left_orphans(&self, left: LeftOrphans) {
+        self.set_left_seals();
         let mut all = self.left_orphans();
         let known = all.iter_mut().find(|known| known.subvolume == left.subvolume);
         let replaced = if let Some(known) = known {
@@ -176,6 +180,16 @@ impl WriteState {
         };
         drop(all);
         drop(replaced);
+    }
+
+    /// Returns whether files that are not sealed may have items of fs-verity.
+    pub(crate) fn has_left_seals(&self) -> bool {
+        self.has_left_seals.load(Ordering::Acquire)
+    }
+
+    /// Makes [`Self::has_left_seals`] true.
+    pub(crate) fn set_left_seals(&self) {
+        self.has_left_seals.store(true, Ordering::Release);
     }
 
     /// Makes [`Self::is_abandoned`] true.

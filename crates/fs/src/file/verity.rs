@@ -173,7 +173,11 @@ impl File {
         let built = self.build_seal(parameters, &options.signature, goes_on);
         if built.is_err() {
             // Law 4. The caller gets the error that ended the call.
-            filesystem.roll_back_seal(entry).unwrap_or_default();
+            if filesystem.roll_back_seal(entry).is_err()
+                && let Ok(write_state) = filesystem.write_state()
+            {
+                write_state.set_left_seals();
+            }
         }
         drop(sealing);
         built
@@ -457,3 +461,6 @@ fn descriptor_items(ino: u64, descriptor: &VerityDescriptor, signature: &[u8]) -
     }
     items
 }
+
+#[cfg(test)]
+mod tests;

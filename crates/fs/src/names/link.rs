@@ -6,6 +6,7 @@ use crate::names::create::check_name;
 use crate::stats::latency::Operation;
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
+use butternut_file::verity_keys;
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::Ino;
 use butternut_names::{self as names, Found, LINKS_MAX, NamesError, NewName, Target};
@@ -68,6 +69,10 @@ impl Filesystem {
         if inode.nlink >= LINKS_MAX {
             return Err(NamesError::TooManyLinks.into());
         }
+        // The orphan item also guards what a call has built for fs-verity, until the file is sealed.
+        let is_guard = was_unnamed
+            && !is_fixed(InodeFlags::VERITY)
+            && !verity_keys(&subvolume.tree, Ino(target.id.ino), 1)?.is_empty();
         let index = next_index(subvolume, parent, locked.of(parent))?;
         self.change(write_state, subvolume, Need::items(ITEMS_OF_LINK), |change| {
             let ino = Ino(target.id.ino);
@@ -76,10 +81,7 @@ impl Filesystem {
             let new = NewName { dir: at, name, index, found, generation };
             change.step(names::link(&change.edit, &new))?;
             change.step(names::link_added(&mut inode, change.moment))?;
-            // While fs-verity is enabled, the item guards what is built. It guards nothing of a
-            // file that is sealed, also before the call has ended.
-            let is_sealed = inode.flags.contains(InodeFlags::VERITY);
-            if was_unnamed && (is_sealed || !target.is_being_sealed()) {
+            if was_unnamed && !is_guard {
                 change.step(names::remove_orphan(&change.edit, ino))?;
             }
             change.put(ino, &inode)?;

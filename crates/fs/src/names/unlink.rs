@@ -11,7 +11,7 @@ use crate::names::create::check_name;
 use crate::stats::latency::Operation;
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
-use butternut_file::FileState;
+use butternut_file::{FileState, verity_keys};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::{Ino, SECTOR_BYTES};
 use butternut_names::{self as names, Backref, OldName, OldTarget};
@@ -36,7 +36,8 @@ pub(crate) enum Fate {
     Kept,
     /// The name was stale: its inode loses nothing.
     Untouched,
-    /// It becomes an orphan: it is pinned, or its data may take transactions of its own to delete.
+    /// It becomes an orphan: it is pinned, or its data, or the items of fs-verity that a call has
+    /// left, may take transactions of their own to delete.
     Orphan,
     /// It is deleted with its name, and at most this many items of its data.
     Deleted { data_items: u32 },
@@ -205,6 +206,24 @@ impl Filesystem {
         Ok(())
     }
 
+    /// Returns what happens to an inode that loses a name. The caller holds its inode lock.
+    pub(crate) fn fate(
+        &self,
+        write_state: &WriteState,
+        subvolume: &WritableSubvolume,
+        (entry, state, inode): (&InodeEntry, &InodeState, &Inode),
+        backref: Backref,
+    ) -> Result<Fate> {
+        let fate = fate(entry, state, inode, backref);
+        let is_sealed = inode.flags.contains(InodeFlags::VERITY);
+        if !matches!(fate, Fate::Deleted { .. }) || is_sealed || !write_state.has_left_seals() {
+            return Ok(fate);
+        }
+        // A call may have left any number of items: the size of the file says nothing of them.
+        let left = verity_keys(&subvolume.tree, Ino(entry.id.ino), 1)?;
+        Ok(if left.is_empty() { fate } else { Fate::Orphan })
+    }
+
     fn remove_locked(
         &self,
         write_state: &WriteState,
@@ -219,7 +238,7 @@ impl Filesystem {
         check_kind(*kind)?;
         let (at, ino) = (Ino(parent.id.ino), Ino(target.id.ino));
         let backref = names::backref(&subvolume.tree, (at, name), (ino, inode.nlink))?;
-        let fate = fate(target, state, &inode, backref);
+        let fate = self.fate(write_state, subvolume, (target, state, &inode), backref)?;
         if inode.kind == FileKind::Directory && fate != Fate::Untouched {
             require_empty(subvolume, target, &inode)?;
         }
@@ -270,13 +289,8 @@ pub(crate) fn require_empty(
     require_no_entries(subvolume, Ino(dir.id.ino))
 }
 
-/// Returns what happens to an inode that loses a name.
-pub(crate) fn fate(
-    entry: &InodeEntry,
-    state: &InodeState,
-    inode: &Inode,
-    backref: Backref,
-) -> Fate {
+/// Returns what happens to an inode that loses a name, if no call has left items of fs-verity.
+fn fate(entry: &InodeEntry, state: &InodeState, inode: &Inode, backref: Backref) -> Fate {
     if backref.is_stale() {
         return Fate::Untouched;
     }
