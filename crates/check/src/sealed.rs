@@ -60,16 +60,15 @@ fn check_file(root: &Expected, ino: u64, reader: &Reader<'_>) -> Option<()> {
     let descriptor = header(data).0.ok()?;
     let shape = descriptor.parameters.shape(descriptor.data_bytes).ok()?;
     let levels = Levels { volume, root, ino, descriptor: &descriptor, shape: &shape };
-    if let Some((at, have, want)) = levels.first_mismatch()? {
+    levels.find_mismatch(&mut |at, have, want| {
         let place = format_args!("tree {} inode {ino}", root.tree);
         let field = format_args!("hash of the block of hashes at {at}");
         let first = |hash: &Hash| hash.first_chunk::<8>().copied().unwrap_or_default();
-        let have = format_args!("{}...", Hex(&first(&have)));
+        let have = format_args!("{}...", Hex(&first(have)));
         let source = if at == 0 { "the descriptor" } else { "the block above it" };
-        let want = format_args!("{}..., as {source} has", Hex(&first(&want)));
+        let want = format_args!("{}..., as {source} has", Hex(&first(want)));
         reader.sink().add(Kind::VerityHashes, place, field, have, want);
-    }
-    Some(())
+    })
 }
 
 /// The levels of the tree of hashes of a file.
@@ -82,15 +81,15 @@ struct Levels<'a> {
 }
 
 impl Levels<'_> {
-    /// Returns the first block that has not the hash that is wanted, from the root on: its byte in
-    /// the tree, and both hashes.
-    fn first_mismatch(&self) -> Option<Option<(u64, Hash, Hash)>> {
+    /// Passes the first block that has not the hash that is wanted, from the root on, to `report`:
+    /// its byte in the tree, and both hashes. Returns `None` if a part cannot be read.
+    fn find_mismatch(&self, report: &mut dyn FnMut(u64, &Hash, &Hash)) -> Option<()> {
         let parameters = &self.descriptor.parameters;
         let block_bytes = u64::from(parameters.block_bytes());
         let (hasher, hash_bytes) = (parameters.hasher(), parameters.hash().bytes());
         let mut block = vec![0; index(parameters.block_bytes())];
         for (level, (start, blocks)) in self.places().into_iter().enumerate().rev() {
-            let mut hashes = match self.shape.place(level + 1, 0) {
+            let mut above = match self.shape.place(level + 1, 0) {
                 HashPlace::Tree { offset, .. } => Some(self.stream(offset)?),
                 HashPlace::Root => None,
             };
@@ -99,17 +98,18 @@ impl Levels<'_> {
                 stream.fill(&mut block)?;
                 let have = hasher.hash(&block);
                 let mut want: Hash = [0; HASH_BYTES_MAX];
-                match &mut hashes {
-                    Some(hashes) => hashes.fill(want.get_mut(..hash_bytes)?)?,
+                match &mut above {
+                    Some(above) => above.fill(want.get_mut(..hash_bytes)?)?,
                     None => want = self.descriptor.root(),
                 }
                 if have != want {
                     let at = start.saturating_add(number.saturating_mul(block_bytes));
-                    return Some(Some((at, have, want)));
+                    report(at, &have, &want);
+                    return Some(());
                 }
             }
         }
-        Some(None)
+        Some(())
     }
 
     /// Returns where each level begins, and how many blocks it has; level 0 first.

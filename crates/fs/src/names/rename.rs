@@ -15,7 +15,7 @@ use crate::change::Change;
 use crate::inode::new_inode::{ITEMS_OF_CREATION, InodeSpec, NewInode, Prepared, next_index};
 use crate::inode::table::{InodeEntry, LockedInodes};
 use crate::names::create::check_name;
-use crate::names::unlink::{Fate, FoundEntry, may_lose_entry, require_empty, still_refers};
+use crate::names::unlink::{Fate, FoundEntry, fate, may_lose_entry, require_empty, still_refers};
 use crate::stats::latency::Operation;
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
@@ -255,7 +255,7 @@ impl Renaming<'_> {
         {
             let victim = (&*found.entry, &*locked.of(&found.entry), inode);
             let (write_state, subvolume) = (self.write_state, self.subvolume);
-            fate_of_victim = self.filesystem.fate(write_state, subvolume, victim, backref)?;
+            fate_of_victim = fate(write_state, subvolume, victim, backref)?;
             self.may_replace(&moved, inode, (found, fate_of_victim))?;
         }
         self.move_entry(locked, flags, &targets, fate_of_victim)?;

@@ -206,24 +206,6 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Returns what happens to an inode that loses a name. The caller holds its inode lock.
-    pub(crate) fn fate(
-        &self,
-        write_state: &WriteState,
-        subvolume: &WritableSubvolume,
-        (entry, state, inode): (&InodeEntry, &InodeState, &Inode),
-        backref: Backref,
-    ) -> Result<Fate> {
-        let fate = fate(entry, state, inode, backref);
-        let is_sealed = inode.flags.contains(InodeFlags::VERITY);
-        if !matches!(fate, Fate::Deleted { .. }) || is_sealed || !write_state.has_left_seals() {
-            return Ok(fate);
-        }
-        // A call may have left any number of items: the size of the file says nothing of them.
-        let left = verity_keys(&subvolume.tree, Ino(entry.id.ino), 1)?;
-        Ok(if left.is_empty() { fate } else { Fate::Orphan })
-    }
-
     fn remove_locked(
         &self,
         write_state: &WriteState,
@@ -238,7 +220,7 @@ impl Filesystem {
         check_kind(*kind)?;
         let (at, ino) = (Ino(parent.id.ino), Ino(target.id.ino));
         let backref = names::backref(&subvolume.tree, (at, name), (ino, inode.nlink))?;
-        let fate = self.fate(write_state, subvolume, (target, state, &inode), backref)?;
+        let fate = fate(write_state, subvolume, (target, state, &inode), backref)?;
         if inode.kind == FileKind::Directory && fate != Fate::Untouched {
             require_empty(subvolume, target, &inode)?;
         }
@@ -289,8 +271,25 @@ pub(crate) fn require_empty(
     require_no_entries(subvolume, Ino(dir.id.ino))
 }
 
-/// Returns what happens to an inode that loses a name, if no call has left items of fs-verity.
-fn fate(entry: &InodeEntry, state: &InodeState, inode: &Inode, backref: Backref) -> Fate {
+/// Returns what happens to an inode that loses a name. The caller holds its inode lock.
+pub(crate) fn fate(
+    write_state: &WriteState,
+    subvolume: &WritableSubvolume,
+    (entry, state, inode): (&InodeEntry, &InodeState, &Inode),
+    backref: Backref,
+) -> Result<Fate> {
+    let fate = fate_by_size(entry, state, inode, backref);
+    let is_sealed = inode.flags.contains(InodeFlags::VERITY);
+    if !matches!(fate, Fate::Deleted { .. }) || is_sealed || !write_state.has_left_seals() {
+        return Ok(fate);
+    }
+    // A call may have left any number of items: the size of the file says nothing of them.
+    let left = verity_keys(&subvolume.tree, Ino(entry.id.ino), 1)?;
+    Ok(if left.is_empty() { fate } else { Fate::Orphan })
+}
+
+/// As [`fate`], if no call has left items of fs-verity.
+fn fate_by_size(entry: &InodeEntry, state: &InodeState, inode: &Inode, backref: Backref) -> Fate {
     if backref.is_stale() {
         return Fate::Untouched;
     }
