@@ -70,7 +70,7 @@ impl Error {
             Self::NoAttribute | Self::NotSealed => code::ENODATA,
             Self::Unsupported { .. } => code::EOPNOTSUPP,
             Self::LimitExceeded { .. } => code::E2BIG,
-            Self::Exists => code::EEXIST,
+            Self::Exists | Self::IncompleteReceive { .. } => code::EEXIST,
             Self::NotEmpty => code::ENOTEMPTY,
             Self::CrossesSubvolumes | Self::CrossesFilesystems => code::EXDEV,
             Self::NotPermitted { .. } => code::EPERM,
@@ -226,6 +226,7 @@ mod tests {
         vec![
             Error::NotFound,
             Error::Exists,
+            Error::IncompleteReceive { is_resumable: true },
             Error::NotEmpty,
             Error::CrossesSubvolumes,
             Error::CrossesFilesystems,
@@ -300,7 +301,7 @@ mod tests {
             Error::BeingSealed => 26,
             Error::ArgumentTooLong { .. } => 90,
             Error::Interrupted => 4,
-            Error::Exists | Error::Receive { .. } => 17,
+            Error::Exists | Error::IncompleteReceive { .. } | Error::Receive { .. } => 17,
             Error::CrossesSubvolumes | Error::CrossesFilesystems => 18,
             Error::ReadOnly { .. } => 30,
             Error::NotEmpty => 39,
@@ -323,7 +324,7 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 47, "one of each variant");
+        assert_eq!(kinds.len(), 48, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }

@@ -150,6 +150,14 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
+    /// The name of a subvolume that is to be received belongs to an incomplete one, which an
+    /// interrupted receive of the same source has left.
+    #[error("an interrupted receive has left an incomplete subvolume of that name")]
+    IncompleteReceive {
+        /// A resumable receive goes on with it. Otherwise no snapshot that this version has made is
+        /// there to go on from.
+        is_resumable: bool,
+    },
     /// A send stream that is damaged, or says what is refused.
     #[error("the stream is refused")]
     Stream(#[source] Refused),

@@ -23,20 +23,18 @@ verified; a kernel that has fs-verity signatures built in opens the file only if
 The kernel needs CONFIG_FS_VERITY to open a sealed file. A stream of `send` has the data of the file
 and not its seal.
 
-    butternut verity enable disk.img /usr/bin/tool
-    butternut verity enable --hash-alg sha512 --salt 0badcafe /mnt/model.bin";
+A clone of a sealed file (`cp --reflink`), and a copy by copy_file_range(2) that shares its extents,
+is a file that is not sealed, and nothing verifies data that is shared while it is made, as in the
+kernel. Data that was damaged before reads without an error there, unless it has checksums. To copy
+verified data, read it: `cp --reflink=never`. Deduplication compares what it reads, so it shares
+only data that was verified.";
 
 const MEASURE_HELP: &str = "\
-Each line is HASH:DIGEST PATH, as fsverity(1) prints it. A file that is not sealed is an error.
-
-    butternut verity measure disk.img /usr/bin/tool
-    butternut verity measure /mnt/model.bin";
+Each line is HASH:DIGEST PATH, as fsverity(1) prints it. A file that is not sealed is an error.";
 
 const METADATA_HELP: &str = "\
 The bytes are written to stdout. The second form is for mounts of Butternut; the kernel's btrfs has
-no call for it.
-
-    butternut verity metadata --type descriptor disk.img /usr/bin/tool | sha256sum";
+no call for it.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VerityCommand {

@@ -143,7 +143,7 @@ fn check_devices(
         progress: global.verbose.then_some(&progress),
         ..CheckOptions::default()
     };
-    let again = (args.check_data_csum && held_since.is_none()).then(|| devices.clone());
+    let again = args.check_data_csum.then(|| devices.clone());
     let mut report = check(devices, &options).map_err(|error| failure(volume_arg, &error))?;
     if let Some(devices) = again {
         sealed::check(global, devices, &mut report);

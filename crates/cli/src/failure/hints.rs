@@ -65,6 +65,13 @@ pub(super) fn of_library(error: &Error) -> Option<&'static str> {
         }
         Error::IsDirectory => Some("name a file in it; `butternut ls` shows them"),
         Error::Exists => Some("remove it, or choose another name"),
+        Error::IncompleteReceive { is_resumable: true } => Some(
+            "`butternut receive --resume` goes on with it; `butternut subvolume delete` removes it",
+        ),
+        Error::IncompleteReceive { is_resumable: false } => Some(
+            "this version cannot go on with it: remove it by `butternut subvolume delete`, and \
+             repeat the command",
+        ),
         Error::NotEmpty => Some("`butternut rm -r` removes it and its contents"),
         Error::Quota(_) | Error::NoQuotaGroup { .. } => {
             Some("`quota status` and `qgroup show` show what there is")

@@ -172,3 +172,31 @@ fn a_stream_in_the_place_of_the_volume_is_refused() {
     butternut(&["mount", &file, mount_point.name()]).ok();
     butternut(&["umount", mount_point.name()]).ok();
 }
+
+/// A receive that was killed leaves its subvolume under its final name. The message says what it
+/// is, and which command goes on with it or removes it.
+#[test]
+fn an_incomplete_subvolume_is_named() {
+    let (scratch, image) = volume();
+    let file = scratch.path().join("stream").to_str().unwrap().to_owned();
+    let whole = stream();
+    fs::write(&file, &whole[..whole.len() - 4]).unwrap();
+    butternut(&["receive", "--resume", "-f", &file, &image]).failure();
+    let list = butternut(&["subvolume", "list", &image]).ok();
+    let left = format!("/{}", list.trim().rsplit(' ').next().unwrap());
+    fs::write(&file, &whole).unwrap();
+    // As a crash leaves it: made from the snapshot that is kept.
+    butternut(&["subvolume", "snapshot", &image, &left, "/sub"]).ok();
+    let said = butternut(&["receive", "-f", &file, &image]).failure();
+    let what = "an interrupted receive has left an incomplete subvolume of that name";
+    assert!(said.contains(what) && said.contains("`butternut receive --resume` goes on"), "{said}");
+    // An older version marked nothing.
+    butternut(&["property", "set", "-f", &image, &left, "ro", "false"]).ok();
+    butternut(&["property", "set", &image, &left, "ro", "true"]).ok();
+    let said = butternut(&["receive", "--resume", "-f", &file, &image]).failure();
+    assert!(said.contains(what), "{said}");
+    assert!(said.contains("remove it by `butternut subvolume delete`, and repeat"), "{said}");
+    butternut(&["subvolume", "delete", &image, "/sub"]).ok();
+    assert_eq!(butternut(&["receive", "--resume", "-f", &file, &image]).code, Some(0));
+    assert_eq!(butternut(&["ls", &image, "/sub"]).ok(), "a\nb\n");
+}

@@ -241,3 +241,39 @@ print(os.WTERMSIG(os.wait()[1]))'
     assert_eq!(out.code, Some(1));
     assert!(!out.out.contains("3003\n"), "bytes that do not agree are never printed");
 }
+
+/// The kernel and the engine have the pages of the file from before the seal, and the medium has
+/// other bytes since. A check of the mounted volume finds them, too.
+#[test]
+fn pages_of_a_mount_from_before_the_seal_are_not_served() {
+    if !kernel_tests_enabled("pages_of_a_mount_from_before_the_seal_are_not_served") {
+        return;
+    }
+    for options in ["commit=3600", "writeback"] {
+        let scratch = Scratch::new("256M");
+        scratch.mount(options);
+        let said = scratch.script(
+            "touch file; chattr +C file; seq 1 200000 >> file; sync .; cat file > $T/before
+             cp file $T/copy; fsverity enable file; sync .; echo $?",
+        );
+        expect_lines(&said, &["0"]);
+        let image = fs::read(scratch.path("volume.img")).unwrap();
+        let wanted = b"\n3000\n3001\n3002\n";
+        let at = image.windows(wanted.len()).position(|bytes| bytes == wanted).unwrap();
+        drop(image);
+        let file = fs::OpenOptions::new().write(true).open(scratch.image()).unwrap();
+        file.write_all_at(b"\n3000\n3001\n3003\n", at as u64).unwrap();
+        file.sync_all().unwrap();
+        let said = scratch.script(
+            "dd if=file bs=4096 skip=3 count=1 status=none | wc -c
+             dd if=file bs=4096 count=3 status=none | cmp -n 12288 - $T/before && echo good
+             dd if=file bs=4096 skip=4 status=none | cmp - <(tail -c +16385 $T/before) && echo good
+             $B check --online . > /dev/null; echo $?
+             $B check --online --check-data-csum . > $T/report; echo $?
+             grep -c 'sealed data at 12288' $T/report
+             rm file; $B check --online --check-data-csum . > /dev/null; echo $?",
+        );
+        expect_lines(&said, &["dd: error reading", "0", "good", "good", "0", "4", "1", "0"]);
+        scratch.umount();
+    }
+}

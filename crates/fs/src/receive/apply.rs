@@ -8,7 +8,7 @@ use super::source::Source;
 use super::{ReceiveReport, ReceivedSubvolume, Unfinished, decode_write};
 use crate::{
     Error, File, FileId, FileKind, Filesystem, NewInode, RenameFlags, Result, SetAttributes,
-    SetTime, SetXattr, SnapshotAccess, VerityHash, VerityOptions,
+    SetTime, SetXattr, SnapshotAccess, SubvolumeInfo, VerityHash, VerityOptions,
 };
 use butternut_format::inode::{DeviceNumber, Time};
 use butternut_format::refused::{Refused, require};
@@ -285,7 +285,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
         }
         // A name that exists stays visible.
         if self.serving.is_some() && self.filesystem.lookup(self.dir, name).is_ok() {
-            return Err(Error::Exists);
+            return Err(self.name_taken(name, uuid)?);
         }
         let hidden = self.serving.map(|serving| serving.hide_name(name));
         let kept_as_it_is = last.map(|last| self.filesystem.keep_checkpoint(last)).transpose()?;
@@ -298,7 +298,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
         drop(kept_as_it_is);
         // The checkpoint stays.
         let kept = last.map(|last| last.progress.commands);
-        let id = made.inspect_err(|_| self.report.resumable = kept)?;
+        let id = self.made(made, kept, (name, uuid))?;
         let applied = last.map_or(self.progress, |last| last.progress);
         let parent_uuid = last.map(|_| source.map_or(Uuid([0; 16]), |(_, uuid)| uuid));
         let (name, is_snapshot) = (name.to_vec(), parent.is_some());
@@ -346,7 +346,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
         let mut found = found.usable;
         if let Some(info) = filesystem.received_at(self.dir, name)? {
             if !found.iter().any(|checkpoint| checkpoint.is_of(&info)) {
-                return Err(Error::Exists);
+                return Err(self.name_taken(name, uuid)?);
             }
             let _hidden = self.serving.map(|serving| serving.hide_name(name));
             filesystem.delete_subvolume_of_id(self.dir, name, info.id)?;
@@ -359,6 +359,37 @@ impl<'a, 'r> Receiver<'a, 'r> {
             found = filesystem.checkpoints(self.dir, uuid, self.serving)?.usable;
         }
         filesystem.keep_last(self.dir, found, self.report)
+    }
+
+    /// Records, where a subvolume could not be made, how many commands are kept for a resumed
+    /// receive.
+    fn made(
+        &mut self,
+        made: Result<u64>,
+        kept: Option<u64>,
+        (name, uuid): (&[u8], Uuid),
+    ) -> Result<u64> {
+        if made.is_err() {
+            self.report.resumable = kept;
+        }
+        match made {
+            Err(Error::Exists) => Err(self.name_taken(name, uuid)?),
+            made => made,
+        }
+    }
+
+    /// Returns the error of a name that an entry has: it may be what an interrupted receive of the
+    /// same source has left.
+    fn name_taken(&self, name: &[u8], uuid: Uuid) -> Result<Error> {
+        let info = self.filesystem.received_at(self.dir, name)?;
+        let is_complete = |info: &SubvolumeInfo| info.read_only || info.received_uuid != [0; 16];
+        let Some(info) = info.filter(|info| !is_complete(info)) else { return Ok(Error::Exists) };
+        let found = self.filesystem.checkpoints(self.dir, uuid, self.serving)?;
+        let is_resumable = found.usable.iter().any(|checkpoint| checkpoint.is_of(&info));
+        // Its checkpoint has no mark of this version: an older version, or a program, has written
+        // it.
+        let is_left = is_resumable || !found.changed.is_empty();
+        Ok(if is_left { Error::IncompleteReceive { is_resumable } } else { Error::Exists })
     }
 
     /// Removes the attributes of a new inode: it has inherited them from its directory, where the

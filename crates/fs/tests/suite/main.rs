@@ -69,6 +69,7 @@ mod std_io;
 mod subvolumes;
 mod tunables;
 mod verity;
+mod verity_damaged;
 mod volume;
 mod write_attributes;
 mod write_compression;

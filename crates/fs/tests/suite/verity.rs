@@ -30,7 +30,7 @@ struct Judged {
     descriptor: Vec<u8>,
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     Hex(bytes).to_string()
 }
 

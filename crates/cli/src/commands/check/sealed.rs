@@ -1,8 +1,11 @@
 //! Verifies the data of files that fs-verity has sealed, through the library: a second reader
-//! beside the checker, which reads no files. Every byte of each such file is read, and the library
-//! verifies it by the hashes up to the root hash in the descriptor.
+//! beside the checker, which verifies descriptors and trees of hashes, and reads no files. Every
+//! byte of each such file is read, and the library verifies it by the hashes up to the root hash in
+//! the descriptor. Of a mounted volume, the process of the mount keeps what the last commit refers
+//! to meanwhile.
 //!
-//! Data that does not match a checksum of the volume is left out: the checker has reported it.
+//! Data that does not match a checksum of the volume is left out, and so are files whose items the
+//! checker has found damaged: it has reported them.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -13,7 +16,7 @@ use butternut::format::key::{ItemType, Key};
 use butternut::format::units::TreeId;
 use butternut::inspect::TreeSearch;
 use butternut::{Error, File, FileError, FileId, Filesystem, MountOptions, Result, TOP_LEVEL};
-use butternut_check::{Finding, Kind, Report};
+use butternut_check::{CheckOptions, Finding, Kind, Report};
 
 use crate::args::GlobalArgs;
 use crate::failure::chain;
@@ -96,6 +99,13 @@ fn check_file(file: &File, report: &mut Report) {
 fn add(report: &mut Report, id: FileId, offset: Option<u64>, error: &Error) {
     let kind = Kind::VerityData;
     let place = format!("tree {} inode {}", id.subvolume_id(), id.ino);
+    if report.findings.iter().any(|found| is_of_items(found, &place)) {
+        return;
+    }
+    if report.findings.len() >= CheckOptions::default().findings_max {
+        report.findings_left_out += 1;
+        return;
+    }
     report.findings.push(Finding {
         severity: kind.severity(),
         kind,
@@ -104,4 +114,12 @@ fn add(report: &mut Report, id: FileId, offset: Option<u64>, error: &Error) {
         have: chain(error),
         want: "what its hashes say".to_owned(),
     });
+}
+
+/// Returns whether the checker has found the items of a file damaged, whose data cannot be verified
+/// then.
+fn is_of_items(found: &Finding, place: &str) -> bool {
+    let kinds = [Kind::VerityItems, Kind::VerityDescriptor, Kind::VerityHashes];
+    let rest = found.place.strip_prefix(place);
+    kinds.contains(&found.kind) && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
 }

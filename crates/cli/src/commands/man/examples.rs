@@ -5,7 +5,7 @@
 pub(super) type Example = (&'static str, &'static str);
 
 /// The examples of each page, by the name of the page.
-const EXAMPLES: [(&str, &[Example]); 27] = [
+const EXAMPLES: [(&str, &[Example]); 30] = [
     (
         "butternut",
         &[
@@ -239,6 +239,41 @@ const EXAMPLES: [(&str, &[Example]); 27] = [
             "Print the first superblock, and then all copies in full:",
             "butternut inspect dump-super disk.img\n\
              butternut inspect dump-super --all --full disk.img",
+        )],
+    ),
+    (
+        "butternut-verity-enable",
+        &[
+            (
+                "Seal a file of a volume that is not mounted, and verify all that is sealed:",
+                "butternut verity enable disk.img /var/log/messages\n\
+                 butternut check --check-data-csum disk.img",
+            ),
+            (
+                "Seal a file of a mounted volume, by SHA-512 with a salt:",
+                "butternut mount disk.img mnt\n\
+                 butternut verity enable --hash-alg sha512 --salt 0badcafe mnt/etc/fstab\n\
+                 butternut umount mnt",
+            ),
+        ],
+    ),
+    (
+        "butternut-verity-measure",
+        &[(
+            "Seal two files, and print their digests:",
+            "butternut verity enable disk.img /etc/fstab /var/log/messages\n\
+             butternut verity measure disk.img /etc/fstab /var/log/messages",
+        )],
+    ),
+    (
+        "butternut-verity-metadata",
+        &[(
+            "Compare the tree of hashes of a sealed file with that of fsverity(1):",
+            "butternut verity enable disk.img /var/log/messages\n\
+             butternut verity metadata disk.img /var/log/messages > tree\n\
+             butternut cat disk.img /var/log/messages > messages\n\
+             fsverity digest --out-merkle-tree=other messages\n\
+             cmp tree other",
         )],
     ),
     (
