@@ -15,17 +15,20 @@
 //!    without the lock is in a read epoch (law 3 of [`crate::shared_file`]): no merge waits for it.
 //! 5. On a full volume a step may be as small as one pending extent in place of one item. A pending
 //!    extent over many items is split for that. What a step drops counts for the commit, and the
-//!    transaction commits between steps where it needs to.
+//!    transaction commits between steps where it needs to. A step without space has committed in
+//!    vain, so the size of steps grows after several that had space ([`step_size`]).
 
 pub(crate) mod dropped_extents;
 pub(crate) mod edit;
 pub(crate) mod extent_item;
 pub(crate) mod items;
 pub(crate) mod rewrite;
+mod step_size;
 
 use crate::error::FileError;
 use crate::merge::edit::{Draft, Edit, FileEdit, apply, apply_shared};
 use crate::merge::extent_item::ExtentItem;
+use crate::merge::step_size::StepSize;
 use crate::overlay::{CompressedExtent, PendingExtent, Place};
 use crate::state::inline::INLINE_BYTES_MAX;
 use crate::state::{FileState, InodeUpdate};
@@ -45,11 +48,8 @@ const ITEMS_MAX: u32 = 1024;
 const PENDING_MAX: usize = 256;
 /// Maximum number of pending extents in a partial or shared merge.
 const PARTIAL_PENDING_MAX: usize = 1024;
-/// Maximum number of pending extents of one file in one step on a full volume, the items that such
-/// a step changes at first, and the factor by which one without space is smaller (law 5).
+/// Maximum number of pending extents of one file in one step on a full volume (law 5).
 const FULL_VOLUME_PENDING_MAX: usize = 8;
-const FULL_VOLUME_ITEMS_MAX: u32 = 256;
-const FULL_VOLUME_DIVISOR: u32 = 4;
 
 /// One of the files of [`FileState::merge_many`].
 pub struct MergeFile<'a> {
@@ -329,9 +329,9 @@ impl MergeFile<'_> {
     /// that could be merged.
     fn merge_on_full_volume(&mut self) -> Result<Option<Generation>, FileError> {
         let mut generation = None;
-        let mut items_max = FULL_VOLUME_ITEMS_MAX;
+        let mut size = StepSize::default();
         while !self.file.is_clean() {
-            let (edit, is_last) = self.file.plan_small_merge(items_max)?;
+            let (edit, is_last) = self.file.plan_small_merge(size.items())?;
             if !edit.makes_progress(self.file.size_in_tree) {
                 break;
             }
@@ -339,14 +339,10 @@ impl MergeFile<'_> {
             let edits = &mut [FileEdit { file, edit, update }];
             generation = match apply(edits, ReservationLevel::Prereserved) {
                 // A step without space has changed nothing.
-                Err(error) if error.is_no_space() && items_max > 1 => {
-                    items_max /= FULL_VOLUME_DIVISOR;
-                    continue;
-                }
+                Err(error) if error.is_no_space() && size.shrink() => continue,
                 applied => applied?,
             };
-            // The commit of a step may have freed space.
-            items_max = items_max.saturating_mul(2).min(FULL_VOLUME_ITEMS_MAX);
+            size.had_space();
             if is_last {
                 // Blocks that are still dirty cannot be written back now.
                 break;

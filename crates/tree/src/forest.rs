@@ -188,6 +188,11 @@ impl Forest {
         self.enospc_injector.as_ref().map_or(Ok(()), |injector| injector.check(purpose))
     }
 
+    /// Fails if the ENOSPC injector chooses handles for so many items.
+    pub(crate) fn inject_enospc_for(&self, items: u32) -> Result<(), TreeError> {
+        self.enospc_injector.as_ref().map_or(Ok(()), |injector| injector.check_items(items))
+    }
+
     /// Fails if the injector chooses this charge of space to a subvolume.
     pub(crate) fn inject_edquot(&self, tree: TreeId) -> Result<(), TreeError> {
         self.enospc_injector.as_ref().map_or(Ok(()), |injector| injector.check_charge(tree))

@@ -106,6 +106,7 @@ impl Forest {
             ReservationLevel::Normal => Purpose::Growth,
             ReservationLevel::Deletion | ReservationLevel::Prereserved => Purpose::Deletion,
         };
+        self.inject_enospc_for(need.items)?;
         self.commit_many_references()?;
         self.reserve_or_flush(purpose, Wait::Block, |running| {
             let mark = Mark::new();

@@ -6,7 +6,7 @@ use crate::test_volume::{file_of, open_with};
 use crate::{FallocateSize, FileState, Source};
 use butternut_format::file_extent::FileExtent;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::units::{Generation, SECTOR_BYTES, TreeId};
+use butternut_format::units::{Generation, SECTOR_BYTES, TreeId, length};
 use butternut_tree::{EnospcInjector, ForestOptions, Need, ReservationLevel};
 
 const BYTES: u64 = 16 * SECTOR_BYTES;
@@ -71,4 +71,29 @@ fn a_long_pending_extent_is_split_into_small_steps() {
     let mut have = vec![0; new.len()];
     assert_eq!(source.read_at(&file.view, 0, &mut have).expect("data"), new.len());
     assert!(have == new);
+}
+
+/// A step without space commits before it fails, so few steps of a merge may fail.
+#[test]
+fn few_steps_of_a_merge_on_a_full_volume_find_no_space() {
+    const BLOCKS: u64 = 1024;
+    let injector = EnospcInjector::default();
+    let enospc_injector = Some(injector.clone());
+    let source = open_with(ForestOptions { enospc_injector, ..ForestOptions::default() });
+    let mut file = file_of(&source, OTHER);
+    for block in (0..BLOCKS).rev() {
+        // Every second block, in an order in which no two become one extent.
+        file.write_at(2 * block * SECTOR_BYTES, &[1; 4096]).expect("space");
+        file.write_back().expect("space");
+    }
+    let pending = file.shared.overlay().pending_count();
+    assert!(pending > 512, "{pending} pending extents");
+    // One of them at a time has space.
+    injector.fail_above(6);
+    let update = &mut |_: &mut _| {};
+    let merged = merge_on_full_volume(&mut [MergeFile { file: &mut file, update }]);
+    let failed = injector.failed();
+    injector.fail_none();
+    assert!(merged.is_ok() && file.is_clean(), "{merged:?}");
+    assert!(failed > 0 && failed * 20 <= length(pending), "{failed} of {pending} steps failed");
 }

@@ -24,6 +24,8 @@ struct State {
     from: AtomicU64,
     seen: AtomicU64,
     failed: AtomicU64,
+    /// Fail every handle for more items than this; 0 fails none.
+    items_max: AtomicU64,
     /// Fail every n-th charge; 0 fails none.
     charges_every: AtomicU64,
     charges_seen: AtomicU64,
@@ -66,6 +68,11 @@ impl EnospcInjector {
         self.0.every.store(GROWTH, Ordering::Relaxed);
     }
 
+    /// Fails every handle that is for more than `items` items; 0 fails none.
+    pub fn fail_above(&self, items: u32) {
+        self.0.items_max.store(items.into(), Ordering::Relaxed);
+    }
+
     /// Fails every `nth` charge of space to a subvolume with [`TreeError::QuotaExceeded`], counted
     /// from this call on; 0 fails none.
     pub fn fail_charges(&self, nth: u64) {
@@ -77,6 +84,7 @@ impl EnospcInjector {
     pub fn fail_none(&self) {
         self.0.from.store(0, Ordering::Relaxed);
         self.0.every.store(0, Ordering::Relaxed);
+        self.0.items_max.store(0, Ordering::Relaxed);
         self.0.charges_every.store(0, Ordering::Relaxed);
     }
 
@@ -97,6 +105,15 @@ impl EnospcInjector {
             }
         };
         if !is_failed {
+            return Ok(());
+        }
+        self.0.failed.fetch_add(1, Ordering::Relaxed);
+        Err(TreeError::NoSpace { bytes: 0 })
+    }
+
+    pub(crate) fn check_items(&self, items: u32) -> Result<(), TreeError> {
+        let items_max = self.0.items_max.load(Ordering::Relaxed);
+        if items_max == 0 || u64::from(items) <= items_max {
             return Ok(());
         }
         self.0.failed.fetch_add(1, Ordering::Relaxed);
