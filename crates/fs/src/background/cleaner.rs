@@ -6,7 +6,10 @@
 //! 1. The thread does not keep the filesystem open. Closing the filesystem stops it after its
 //!    current step and the small orphans that are queued, such as removed directories; the next
 //!    open for writing goes on with the others.
-//! 2. Subvolumes whose files are open are looked at again every few seconds, until they are free.
+//! 2. Subvolumes whose files are open are looked at again when an inode of theirs has no pin any
+//!    more, and every few seconds, until they are free. One for whose deletion the volume has no
+//!    space is looked at again when a commit has ended or a file has been deleted, but without a
+//!    success after pauses that double up to those few seconds: each attempt may commit.
 //! 3. Nothing waits for the thread, except a write to a full volume and an operation at the limit
 //!    of a quota, which wait for orphans that are queued. What it cannot free is looked at
 //!    again, as in law 2; an orphan, at the next open.
@@ -17,12 +20,16 @@ use crate::background::cleaner_signal::{CleanerSignal, Look};
 use crate::filesystem::Shared;
 use crate::inode::orphans::is_large_orphan;
 use crate::{Error, Filesystem, Result};
+use butternut_format::units::Generation;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Pause before a subvolume with open files is looked at again.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// The first pause after a second attempt without space (law 2).
+const PAUSE_MIN: Duration = Duration::from_millis(100);
 
 /// The thread, which ends when this is dropped.
 #[derive(Debug)]
@@ -41,12 +48,17 @@ impl Cleaner {
             let _running = signal_of_thread.stop_at_end();
             let filesystem = Filesystem::for_thread(shared);
             let _watch = filesystem.forest().watch_panics();
-            let mut retry = None;
-            while let Some(look) = signal_of_thread.wait(retry) {
+            let (mut retry, mut no_space): (_, Option<NoSpace>) = (None, None);
+            loop {
+                let has_space = no_space.as_ref().map(|seen| || seen.may_have_ended(&filesystem));
+                let has_space = has_space.as_ref().map(|call| -> &dyn Fn() -> bool { call });
+                let Some(look) = signal_of_thread.wait(retry, has_space) else { break };
                 filesystem.evict_in_background(&signal_of_thread);
                 if look == Look::All {
-                    let has_left = filesystem.clean_in_background(&signal_of_thread);
-                    retry = has_left.then(|| Instant::now() + RETRY);
+                    let left = filesystem.clean_in_background(&signal_of_thread);
+                    retry = (left != Left::Nothing).then(|| Instant::now() + RETRY);
+                    no_space = (left == Left::NoSpace)
+                        .then(|| NoSpace::after(no_space.as_ref(), &filesystem));
                 }
             }
             filesystem.evict_small_ones(&signal_of_thread);
@@ -68,16 +80,61 @@ impl Drop for Cleaner {
     }
 }
 
+/// What the cleaner has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// Subvolumes that are in use, or cannot be read now.
+    Some,
+    /// Subvolumes for whose deletion there is no space.
+    NoSpace,
+}
+
+/// An attempt that has found no space (law 2).
+#[derive(Debug)]
+struct NoSpace {
+    /// What the volume had freed by then.
+    freed: Freed,
+    at: Instant,
+    pause: Duration,
+}
+
+/// What changes when a commit ends or a file is deleted.
+type Freed = (Generation, u64);
+
+impl NoSpace {
+    fn after(last: Option<&Self>, filesystem: &Filesystem) -> Self {
+        let pause = last.map_or(Duration::ZERO, |last| (last.pause * 2).max(PAUSE_MIN));
+        Self { freed: filesystem.freed(), at: Instant::now(), pause: pause.min(RETRY) }
+    }
+
+    fn may_have_ended(&self, filesystem: &Filesystem) -> bool {
+        self.at.elapsed() >= self.pause && filesystem.freed() != self.freed
+    }
+}
+
 impl Filesystem {
+    fn freed(&self) -> Freed {
+        let write_state = self.shared.write_state.as_ref();
+        let bytes = write_state.map_or(0, |write_state| write_state.signal.freed_bytes());
+        (self.forest().committed_generation(), bytes)
+    }
+
     /// Frees deleted subvolumes. Returns whether some are left that may become free later.
-    fn clean_in_background(&self, signal: &CleanerSignal) -> bool {
+    fn clean_in_background(&self, signal: &CleanerSignal) -> Left {
         let goes_on = || {
             self.evict_in_background(signal);
             !signal.is_stopped() && self.may_begin().is_ok()
         };
         let left = self.clean_subvolumes_unless_another(&goes_on);
-        // What cannot be read now may be readable later.
-        left.unwrap_or_else(|_| self.may_begin().is_ok())
+        match left {
+            Ok(false) => Left::Nothing,
+            Ok(true) => Left::Some,
+            Err(_) if self.may_begin().is_err() => Left::Nothing,
+            Err(error) if error.is_no_space() => Left::NoSpace,
+            // What cannot be read now may be readable later.
+            Err(_) => Left::Some,
+        }
     }
 
     /// Deletes the orphans that are queued, except large ones.
@@ -111,9 +168,11 @@ mod tests {
     use butternut_format::units::Ino;
     use butternut_mkfs::MkfsOptions;
     use butternut_names as names;
+    use butternut_tree::EnospcInjector;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
+    use std::time::{Duration, Instant};
 
     fn device() -> Arc<dyn Device> {
         let device = MemoryDevice::new("memory", 256 << 20);
@@ -240,5 +299,72 @@ mod tests {
         let alone = signal.begin_eviction(&entry, EvictBy::Caller);
         assert!(alone.is_some() && signal.begin_eviction(&entry, EvictBy::Caller).is_none());
         assert!(signal.next_to_help().is_none(), "the last one is large");
+    }
+
+    /// Less than the pause before a retry.
+    const SOON: Duration = Duration::from_secs(4);
+
+    fn wait_until_freed(fs: &Filesystem) -> Duration {
+        let since = Instant::now();
+        while !fs.deleted_subvolumes().unwrap().is_empty() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        since.elapsed()
+    }
+
+    /// Opens a file in a subvolume, and deletes the subvolume.
+    fn open_in_deleted(fs: &Filesystem) -> crate::File {
+        let root = fs.root();
+        let sub = fs.create_subvolume(root, b"sub", &NewInode::new(0o755)).unwrap();
+        let file = fs.create(FileId::root_of(sub), b"file", &NewInode::new(0o644)).unwrap();
+        let file = fs.open_file(file).unwrap();
+        fs.delete_subvolume(root, b"sub").unwrap();
+        while !fs.write_state().unwrap().cleaner.has_left() {
+            thread::yield_now();
+        }
+        file
+    }
+
+    #[test]
+    fn a_deleted_subvolume_is_freed_when_its_last_file_is_closed() {
+        let fs = open(&device(), 3600);
+        let file = open_in_deleted(&fs);
+        drop(file);
+        let waited = wait_until_freed(&fs);
+        assert!(waited < SOON, "{waited:?}");
+        fs.close().unwrap();
+    }
+
+    /// Space that another operation frees, and that a commit makes free.
+    #[test]
+    fn a_deletion_without_space_goes_on_when_space_is_freed() {
+        for commits in [false, true] {
+            let injector = EnospcInjector::default();
+            let options = MountOptions::default().read_only(false).commit_seconds(3600);
+            let options = options.enospc_injector(Some(injector.clone()));
+            let fs = Filesystem::open_devices(vec![device()], &options).unwrap();
+            let other = fs.create(fs.root(), b"other", &NewInode::new(0o644)).unwrap();
+            fs.open_file(other).unwrap().write_at(0, &[1; 1 << 20]).unwrap();
+            fs.sync().unwrap();
+            let file = open_in_deleted(&fs);
+            injector.fail_from(1);
+            drop(file);
+            while injector.failed() == 0 {
+                thread::yield_now();
+            }
+            thread::sleep(Duration::from_millis(500));
+            injector.fail_none();
+            thread::sleep(Duration::from_millis(500));
+            assert!(!fs.deleted_subvolumes().unwrap().is_empty(), "nothing was freed");
+            if commits {
+                fs.mkdir(fs.root(), b"dir", &NewInode::new(0o755)).unwrap();
+                fs.sync().unwrap();
+            } else {
+                fs.unlink(fs.root(), b"other").unwrap();
+            }
+            let waited = wait_until_freed(&fs);
+            assert!(waited < Duration::from_secs(3), "{waited:?}");
+            fs.close().unwrap();
+        }
     }
 }

@@ -10,13 +10,16 @@
 //!    [`QUEUED_MAX`] are queued, each operation that writes deletes a small one first, the last
 //!    one, so that their number is bounded. The large ones that are left when the cleaner stops
 //!    have an orphan item (law 1 of `inode/pin.rs`).
-//! 3. A thread that waits for deletions waits for those that were queued or had begun before, also
+//! 3. While a deleted subvolume is left because its inodes are pinned, the last unpin of one wakes
+//!    the cleaner.
+//! 4. A thread that waits for deletions waits for those that were queued or had begun before, also
 //!    by callers, and no longer than the cleaner thread runs. No thread that deletes waits.
 
 use crate::inode::table::InodeEntry;
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Read-only subvolumes whose orphans the cleaner has yet to look for. The orphans of others stay
@@ -29,11 +32,16 @@ pub(super) const LARGE_MAX: usize = 4096;
 /// Number of queued orphans above which operations help to delete them.
 pub(super) const QUEUED_MAX: usize = 4096;
 
+/// Pause between two looks for space that was freed, while a deletion has found none.
+const POLL: Duration = Duration::from_millis(100);
+
 /// What operations tell the cleaner.
 #[derive(Debug, Default)]
 pub(crate) struct CleanerSignal {
     state: Mutex<State, rank::Cleaner>,
     wake: Condvar,
+    /// Whether `left` has any, for a look without the lock.
+    has_left: AtomicBool,
     /// For those that wait until a subvolume is freed.
     freed: Condvar,
     /// For those that wait until queued orphans are deleted.
@@ -122,6 +130,8 @@ struct State {
     awaiting: usize,
     /// Number of subvolumes that were freed.
     cleaned: u64,
+    /// Deleted subvolumes that are left because they are in use (law 3).
+    left: BTreeSet<u64>,
     /// Read-only subvolumes that were used for the first time.
     read_only: BTreeSet<u64>,
 }
@@ -209,7 +219,7 @@ impl CleanerSignal {
         (entry, Evicting { signal: self, number, is_alone: false })
     }
 
-    /// Waits until orphans that are queued or being deleted now are deleted (law 3): those in
+    /// Waits until orphans that are queued or being deleted now are deleted (law 4): those in
     /// the subvolumes that `concerns` returns of all that have some. Returns whether there were
     /// any. The caller holds no lock that a deletion takes.
     pub(crate) fn wait_until_evicted(
@@ -246,6 +256,12 @@ impl CleanerSignal {
         self.state().evictions.len()
     }
 
+    /// Whether the cleaner has left a subvolume that is in use.
+    #[cfg(test)]
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Acquire)
+    }
+
     /// Whether the cleaner has begun with all read-only subvolumes that were used.
     #[cfg(test)]
     pub(super) fn has_taken_read_only(&self) -> bool {
@@ -265,6 +281,20 @@ impl CleanerSignal {
     pub(crate) fn request(&self) {
         self.state().is_due = true;
         self.wake.notify_all();
+    }
+
+    /// Records the deleted subvolumes that are left because they are in use (law 3). One that is
+    /// unpinned while this is called is looked at again at the next retry.
+    pub(crate) fn set_left(&self, left: &[u64]) {
+        self.state().left = left.iter().copied().collect();
+        self.has_left.store(!left.is_empty(), Ordering::Release);
+    }
+
+    /// Records that an inode of a subvolume has no pin any more (law 3).
+    pub(crate) fn is_unpinned(&self, subvolume: u64) {
+        if self.has_left.load(Ordering::Acquire) && self.state().left.contains(&subvolume) {
+            self.request();
+        }
     }
 
     /// Records that a read-only subvolume is used, which may have orphans that a crash has left.
@@ -315,8 +345,13 @@ impl CleanerSignal {
     }
 
     /// Waits until orphans are queued, or until there may be something else to free: at `retry` at
-    /// the latest. Returns `None` at the end.
-    pub(super) fn wait(&self, retry: Option<Instant>) -> Option<Look> {
+    /// the latest. Where `has_space` is given, it is called every [`POLL`]. Returns `None` at the
+    /// end.
+    pub(super) fn wait(
+        &self,
+        retry: Option<Instant>,
+        has_space: Option<&dyn Fn() -> bool>,
+    ) -> Option<Look> {
         let mut state = self.state();
         loop {
             if state.is_stopped() {
@@ -329,9 +364,17 @@ impl CleanerSignal {
             if !state.evictions.is_empty() {
                 return Some(Look::Orphans);
             }
-            state = match retry {
-                Some(retry) => self.wake.wait_timeout(state, retry - now).0,
-                None => self.wake.wait(state),
+            state = match (retry, has_space) {
+                (Some(retry), None) => self.wake.wait_timeout(state, retry - now).0,
+                (None, None) => self.wake.wait(state),
+                (retry, Some(has_space)) => {
+                    let left = retry.map_or(POLL, |retry| POLL.min(retry - now));
+                    drop(self.wake.wait_timeout(state, left));
+                    if has_space() {
+                        return Some(Look::All);
+                    }
+                    self.state()
+                }
             };
         }
     }

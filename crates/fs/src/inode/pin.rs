@@ -69,6 +69,9 @@ impl Drop for Pin {
         } else if let Ok(write_state) = self.filesystem.write_state() {
             write_state.idle.add(&self.entry);
         }
+        if let Ok(write_state) = self.filesystem.write_state() {
+            write_state.cleaner.is_unpinned(self.entry.id.subvolume);
+        }
     }
 }
 

@@ -89,6 +89,7 @@ impl Filesystem {
             }
             from = found.last().and_then(|last| last.0.checked_add(1)).map(Ino);
         }
+        write_state.cleaner.set_left(&left);
         failed.map_or(Ok(left), Err)
     }
 

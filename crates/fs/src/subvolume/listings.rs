@@ -43,5 +43,7 @@ impl Drop for Listing {
                 listings.remove(&self.subvolume);
             }
         }
+        drop(listings);
+        self.write_state.cleaner.is_unpinned(self.subvolume);
     }
 }
