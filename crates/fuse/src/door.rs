@@ -40,6 +40,7 @@ pub(crate) mod caller;
 mod checked_caller;
 mod data;
 mod deferred;
+mod deleted_names;
 pub(crate) mod hidden_names;
 mod interrupts;
 mod ioctl_defragment;

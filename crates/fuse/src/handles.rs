@@ -199,6 +199,13 @@ impl Handles {
         written.map(|open| open.file.id()).filter(|id| some(*id)).collect()
     }
 
+    /// Returns files of a subvolume that are open, at most `limit`.
+    pub(crate) fn open_in(&self, subvolume: u64, limit: usize) -> Vec<FileId> {
+        let table = self.table.read();
+        let open = table.shared.keys().filter(|id| id.subvolume == subvolume);
+        open.take(limit).copied().collect()
+    }
+
     /// Returns whether any file is open for writing.
     pub(crate) fn has_open_for_write(&self) -> bool {
         let table = self.table.read();

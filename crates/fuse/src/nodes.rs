@@ -165,6 +165,14 @@ impl Nodes {
         self.table().by_node_id.get(&number).map(|node| node.id)
     }
 
+    /// Returns directories of a subvolume that the kernel knows, at most `limit`.
+    pub(crate) fn directories_in(&self, subvolume: u64, limit: usize) -> Vec<FileId> {
+        let table = self.table();
+        let pinned = table.by_node_id.values().filter(|node| node.pin.is_some());
+        let ids = pinned.map(|node| node.id).filter(|id| id.subvolume == subvolume);
+        ids.take(limit).collect()
+    }
+
     /// Subtracts `count` from the lookup count of a node, and drops the node at 0.
     pub(crate) fn forget(&self, number: u64, count: u64) {
         if !self.has_entries.load(Ordering::Acquire) {

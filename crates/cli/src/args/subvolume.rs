@@ -70,10 +70,8 @@ the volume:
 const SYNC_HELP: &str = "\
 The command frees the space of all deleted subvolumes of a volume that is not mounted. In a mounted
 volume, the space is freed in the background: the command waits until that of the subvolumes with
-the given ids is free, or of all that are deleted when it begins. Space is not freed while files of
-the subvolume are open. The kernel may keep the inode of a file that was open when its subvolume was
-deleted, until it needs the memory; the space is not freed before, and the command waits. The next
-mount frees it at once.
+the given ids is free, or of all that are deleted when it begins. Space is not freed while a program
+has a file of the subvolume open, or its working directory in it.
 
   butternut subvolume sync MOUNT [ID...]";
 

@@ -103,7 +103,7 @@ fn any_number_of_waits_for_a_deleted_subvolume_leaves_other_calls() {
     }
     // Prints the errno of each call; 0 of one whose process was killed.
     let wait = r#"use POSIX; open(my $root, "<", "m1") or die $!;
-        for my $user (20001..20009) { for (1..32) {
+        for my $user (20001..20008) { for (1..36) {
             next if fork; POSIX::setuid($user); my $call = pack("QLL", 0, 1, 0);
             POSIX::_exit(ioctl($root, 0x40109441, $call) ? 0 : $! + 0)
         } }

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use butternut_sys::subvolume_calls as calls;
 use butternut_sys::tree_search_calls::{ItemKey, path_of_inode, search};
@@ -174,6 +175,54 @@ fn a_program_that_waits_for_a_deletion_can_be_ended() {
     butternut(&["umount", mount_point.name()]).ok();
     butternut(&["subvolume", "sync", image]).ok();
     assert_eq!(butternut(&["subvolume", "list", "-d", image]).ok(), "");
+    run("btrfs", &["check", image].map(AsRef::as_ref));
+}
+
+/// The kernel has the names of what is in use in its cache when a subvolume is deleted.
+#[test]
+fn a_deleted_subvolume_is_freed_when_the_last_program_has_left_it() {
+    if !kernel_tests_enabled("a_deleted_subvolume_is_freed_when_the_last_program_has_left_it") {
+        return;
+    }
+    const PAUSE: Duration = Duration::from_millis(500);
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = scratch.path().join("volume.img");
+    let image = image.to_str().unwrap();
+    butternut(&["mkfs", "--size", "256M", image]).ok();
+    let mount_point = MountPoint::new();
+    butternut(&["mount", image, mount_point.name()]).ok();
+    let root = File::open(mount_point.path()).unwrap();
+    calls::create(root.as_fd(), b"sub").unwrap();
+    let path = mount_point.path().join("sub");
+    let (deep, inner) = (path.join("a/b"), path.join("c/d"));
+    std::fs::create_dir_all(&deep).unwrap();
+    std::fs::create_dir_all(&inner).unwrap();
+    std::fs::write(deep.join("file"), "data").unwrap();
+    let file = File::open(deep.join("file")).unwrap();
+    let mut inside = std::process::Command::new("sleep");
+    let mut inside = inside.arg("600").current_dir(&inner).spawn().unwrap();
+    calls::delete(root.as_fd(), b"sub").unwrap();
+    let sync = ["subvolume", "sync", mount_point.name()];
+    let mut waiting = command().args(sync).spawn().unwrap();
+    std::thread::sleep(PAUSE);
+    let first = waiting.try_wait().unwrap();
+    drop(file);
+    std::thread::sleep(PAUSE);
+    let second = waiting.try_wait().unwrap();
+    inside.kill().unwrap();
+    inside.wait().unwrap();
+    assert_eq!((first, second), (None, None), "a program is in the subvolume");
+    let since = Instant::now();
+    while waiting.try_wait().unwrap().is_none() {
+        if since.elapsed() > Duration::from_secs(30) {
+            waiting.kill().unwrap();
+            panic!("the subvolume is not freed");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(waiting.wait().unwrap().success());
+    drop(root);
+    butternut(&["umount", mount_point.name()]).ok();
     run("btrfs", &["check", image].map(AsRef::as_ref));
 }
 

@@ -37,11 +37,16 @@
 //!    their ids in the arguments. As in the kernel, any caller may use it.
 //! 10. A flag of `SNAP_CREATE_V2` that kernel btrfs refuses makes a recursive snapshot. Its caller
 //!     must be able to change every subvolume that is in it.
+//! 11. With a deleted subvolume, the kernel forgets the names of what is in use in it
+//!     ([`deleted_names`]), so that it is freed when its last user has ended.
+//! 12. The order of the checks is the kernel's: the directory, the form of the name, the source of
+//!     a snapshot (owner first), and what looking up the name finds.
 //!
 //! [`write_gates`]: crate::handles::write_gates
 //! [`checked_caller`]: crate::door::checked_caller
 //! [`name_invalidations`]: crate::door::name_invalidations
 //! [`user_limit`]: crate::door::user_limit
+//! [`deleted_names`]: crate::door::deleted_names
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -127,12 +132,12 @@ impl<'a> Arguments<'a> {
         self.word(56)
     }
 
-    fn name(&self) -> ErrnoResult<Vec<u8>> {
-        Self::entry_name(&self.0[8..])
+    fn name(&self) -> Name<'a> {
+        Name::until_zero(&self.0[8..])
     }
 
-    fn name_2(&self) -> ErrnoResult<Vec<u8>> {
-        Self::entry_name(&self.0[56..])
+    fn name_2(&self) -> Name<'a> {
+        Name::until_zero(&self.0[56..])
     }
 
     /// The quota groups of a new subvolume (law 9).
@@ -147,14 +152,42 @@ impl<'a> Arguments<'a> {
         }
         Ok((1..=count).map(|number| QgroupId(self.word(AT + number * size_of::<u64>()))).collect())
     }
+}
 
-    /// Returns the name at the beginning of `bytes`, with the errors of kernel btrfs.
-    fn entry_name(bytes: &[u8]) -> ErrnoResult<Vec<u8>> {
+/// Names that the kernel is to forget, each with the node id of its directory.
+type Names = Vec<(u64, Vec<u8>)>;
+
+/// A name in the arguments (law 12).
+#[derive(Clone, Copy)]
+struct Name<'a>(&'a [u8]);
+
+impl<'a> Name<'a> {
+    fn until_zero(bytes: &'a [u8]) -> Self {
         let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        match &bytes[..len] {
+        Self(&bytes[..len])
+    }
+
+    /// Checks the form of the name of a new subvolume.
+    fn check_new(self) -> ErrnoResult<()> {
+        match self.0 {
             name if name.contains(&b'/') => Err(Errno::EINVAL),
-            b"" => Err(Errno::EINVAL),
             b"." | b".." => Err(Errno::EEXIST),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the form of the name of a subvolume to delete.
+    fn check_old(self) -> ErrnoResult<()> {
+        match self.0 {
+            name if name.contains(&b'/') || name == b".." => Err(Errno::EINVAL),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the name, if it can be looked up.
+    fn to_look_up(self) -> ErrnoResult<Vec<u8>> {
+        match self.0 {
+            b"" | b"." => Err(Errno::EACCES),
             name if name.len() > NAME_BYTES_MAX => Err(Errno::ENAMETOOLONG),
             name => Ok(name.to_vec()),
         }
@@ -185,25 +218,28 @@ impl Door {
     }
 
     fn create_subvolume(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
-        let name = Arguments::take(request)?.name()?;
+        self.require_directory(request)?;
+        let name = Arguments::take(request)?.name();
         self.create_named(request, name, Vec::new())
     }
 
     fn create_subvolume_2(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        self.require_directory(request)?;
         let arguments = Arguments::take(request)?;
         if arguments.flags_2() & !IN_QGROUPS != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        self.create_named(request, arguments.name_2()?, arguments.qgroups()?)
+        self.create_named(request, arguments.name_2(), arguments.qgroups()?)
     }
 
     fn create_named(
         &self,
         request: &Request<'_>,
-        name: Vec<u8>,
+        name: Name<'_>,
         qgroups: Vec<QgroupId>,
     ) -> ErrnoResult<Outcome> {
-        let dir = self.node(request)?;
+        name.check_new()?;
+        let (name, dir) = (name.to_look_up()?, self.node(request)?);
         self.may_write_to_directory(&request.header, dir)?;
         let umask = caller::umask(&request.header);
         let new = new_inode(request, PERMISSIONS, umask);
@@ -213,11 +249,13 @@ impl Door {
     }
 
     fn snapshot(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        self.require_directory(request)?;
         let arguments = Arguments::take(request)?;
         if arguments.flags_2() & !(READ_ONLY | RECURSIVE | IN_QGROUPS) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let (name, qgroups) = (arguments.name_2()?, arguments.qgroups()?);
+        arguments.name_2().check_new()?;
+        let (name, qgroups) = (arguments.name_2().to_look_up(), arguments.qgroups()?);
         let dir = self.node(request)?;
         self.may_write_to_directory(&request.header, dir)?;
         let is_read_only = arguments.flags_2() & READ_ONLY != 0;
@@ -232,14 +270,22 @@ impl Door {
         // From now on, also while the call is queued.
         let losses = self.lost_writes.watch();
         let device = Arc::clone(request.device);
-        self.change_name(&self.snapshots, request, name, move |filesystem, name| {
-            let source = nodes.file_id(caller.node_of_descriptor(fd)?).ok_or(Errno::ESTALE)?;
-            if !source.is_subvolume_root() {
-                return Err(Errno::EINVAL);
-            }
+        // The name that the kernel is to forget if the call succeeds.
+        let changed = name.clone().unwrap_or_default();
+        self.change_name(&self.snapshots, request, changed, move |filesystem, _| {
+            let node = caller.node_of_descriptor(fd).map_err(|errno| match errno {
+                Errno::EBADF => Errno::EINVAL,
+                errno => errno,
+            })?;
+            let source = nodes.file_id(node).ok_or(Errno::ESTALE)?;
             if !caller.owns(filesystem, source)? {
                 return Err(Errno::EPERM);
             }
+            if !source.is_subvolume_root() {
+                return Err(Errno::EINVAL);
+            }
+            let name = name?;
+            let name = &name[..];
             let source = source.subvolume;
             let send = |sources: &HashSet<u64>| {
                 unsent.of_subvolumes(sources).send(&device);
@@ -259,14 +305,20 @@ impl Door {
     }
 
     fn delete_subvolume(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
-        let name = Arguments::take(request)?.name()?;
-        self.delete_name(request, self.node(request)?, name, None)
+        let name = Arguments::take(request)?.name();
+        self.delete_entry(request, name)
+    }
+
+    fn delete_entry(&self, request: &Request<'_>, name: Name<'_>) -> ErrnoResult<Outcome> {
+        name.check_old()?;
+        self.require_directory(request)?;
+        self.delete_name(request, self.node(request)?, name.to_look_up()?, None)
     }
 
     fn delete_subvolume_2(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let arguments = Arguments::take(request)?;
         match arguments.flags_2() {
-            0 => return self.delete_name(request, self.node(request)?, arguments.name_2()?, None),
+            0 => return self.delete_entry(request, arguments.name_2()),
             BY_ID => {}
             _ => return Err(Errno::EOPNOTSUPP),
         }
@@ -293,6 +345,10 @@ impl Door {
         }
         let root = self.filesystem.lookup(dir, &name)?;
         if !is_administrator {
+            // The kernel checks less of what is no subvolume, and in this order.
+            if root.subvolume == dir.subvolume {
+                return Err(Errno::EINVAL);
+            }
             self.may_delete(request, dir, root)?;
         }
         if self.filesystem.stat(root)?.kind != FileKind::Directory {
@@ -300,8 +356,12 @@ impl Door {
         }
         let id = wanted.unwrap_or(root.subvolume);
         let node = self.nodes.node_id(dir);
+        let (used, nodes) = (self.names_to_delete(id), Arc::clone(&self.nodes));
         self.change_name_in(&self.user_calls, request, (node, name), move |filesystem, name| {
-            Ok(filesystem.delete_subvolume_of_id(dir, name, id)?)
+            // Law 11.
+            let used = used.look_up(filesystem, &nodes);
+            filesystem.delete_subvolume_of_id(dir, name, id)?;
+            Ok(used)
         })
     }
 
@@ -373,11 +433,11 @@ impl Door {
 
     fn set_subvolume_flags(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         let flags: u64 = request.take()?;
-        let root = self.subvolume_root(request)?;
         let caller = self.checked_caller(request);
-        if !caller.owns(&self.filesystem, root)? {
+        if !caller.owns(&self.filesystem, self.node(request)?)? {
             return Err(Errno::EPERM);
         }
+        let root = self.subvolume_root(request)?;
         if flags & !READ_ONLY != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -408,6 +468,12 @@ impl Door {
         reply.push_bytes(&info)
     }
 
+    /// Fails for a file. The kernel checks that before anything else (law 12).
+    fn require_directory(&self, request: &Request<'_>) -> ErrnoResult<()> {
+        let kind = self.filesystem.stat(self.node(request)?)?.kind;
+        if kind == FileKind::Directory { Ok(()) } else { Err(Errno::ENOTDIR) }
+    }
+
     /// Returns the root directory that a request is about.
     fn subvolume_root(&self, request: &Request<'_>) -> ErrnoResult<FileId> {
         let id = self.node(request)?;
@@ -427,16 +493,20 @@ impl Door {
         name: Vec<u8>,
         change: impl FnOnce(&Filesystem, &[u8]) -> ErrnoResult<()> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
-        self.change_name_in(calls, request, (request.header.nodeid, name), change)
+        let changed = (request.header.nodeid, name);
+        self.change_name_in(calls, request, changed, |filesystem, name| {
+            change(filesystem, name).map(|()| Vec::new())
+        })
     }
 
     /// Defers a change of the entry `name` in the directory with node id `parent` (laws 5 and 6).
+    /// The kernel also forgets the names that `change` returns.
     fn change_name_in(
         &self,
         calls: &UserCalls,
         request: &Request<'_>,
         (parent, name): (u64, Vec<u8>),
-        change: impl FnOnce(&Filesystem, &[u8]) -> ErrnoResult<()> + Send + 'static,
+        change: impl FnOnce(&Filesystem, &[u8]) -> ErrnoResult<Names> + Send + 'static,
     ) -> ErrnoResult<Outcome> {
         let (device, filesystem) = (Arc::clone(request.device), self.filesystem.clone());
         let (caller, invalidations) =
@@ -449,8 +519,9 @@ impl Door {
             caller.may_change()?;
             // The kernel unmounts what is mounted below a name that it forgets, so a call that has
             // changed nothing must not make it forget one.
-            change(&filesystem, &name)?;
-            invalidations.forget_name_before(&device, (parent, &name), move |device| {
+            let used = change(&filesystem, &name)?;
+            let names = std::iter::once((parent, name)).chain(used).collect();
+            invalidations.forget_names_before(&device, names, move |device| {
                 connection::invalidate_attributes(device, parent);
                 let mut reply = Reply::new(size_of::<IoctlOut>());
                 let result = reply.push(&IoctlOut::default());
@@ -494,15 +565,19 @@ mod tests {
     #[test]
     fn names_are_refused_as_by_kernel_btrfs() {
         let long = [b'a'; 300];
-        for (name, errno) in [
-            (&b"a/b"[..], Errno::EINVAL),
-            (b"", Errno::EINVAL),
-            (b".", Errno::EEXIST),
-            (b"..", Errno::EEXIST),
-            (&long, Errno::ENAMETOOLONG),
+        for (name, to_create, to_delete) in [
+            (&b"a/b"[..], Errno::EINVAL, Errno::EINVAL),
+            (b"", Errno::EACCES, Errno::EACCES),
+            (b".", Errno::EEXIST, Errno::EACCES),
+            (b"..", Errno::EEXIST, Errno::EINVAL),
+            (&long, Errno::ENAMETOOLONG, Errno::ENAMETOOLONG),
         ] {
-            assert_eq!(Arguments::entry_name(name), Err(errno), "{name:?}");
+            let name = Name::until_zero(name);
+            let create = name.check_new().and_then(|()| name.to_look_up());
+            assert_eq!(create, Err(to_create), "{:?}", name.0);
+            let delete = name.check_old().and_then(|()| name.to_look_up());
+            assert_eq!(delete, Err(to_delete), "{:?}", name.0);
         }
-        assert_eq!(Arguments::entry_name(b"name\0rest"), Ok(b"name".to_vec()));
+        assert_eq!(Name::until_zero(b"name\0rest").to_look_up(), Ok(b"name".to_vec()));
     }
 }

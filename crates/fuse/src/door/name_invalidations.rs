@@ -3,7 +3,7 @@
 //! ```text
 //! forget_name() -------> waits ---------------------------------------------> returns
 //!      \\-> thread: FUSE_NOTIFY_INVAL_ENTRY --/ or end() --/
-//! forget_name_before() -> returns
+//! forget_names_before() -> returns
 //!      \\-> thread: FUSE_NOTIFY_INVAL_ENTRY --> sends the reply, or end() does
 //! ```
 //!
@@ -63,20 +63,21 @@ impl NameInvalidations {
         }
     }
 
-    /// Makes the kernel look a name up again, and sends a reply then, or when the mount ends. Does
-    /// not wait.
-    pub(super) fn forget_name_before(
+    /// Makes the kernel look names up again, each of which is in the directory with a node id, and
+    /// sends a reply then, or when the mount ends. Does not wait.
+    pub(super) fn forget_names_before(
         &self,
         device: &Arc<OwnedFd>,
-        (parent, name): (u64, &[u8]),
+        names: Vec<(u64, Vec<u8>)>,
         answer: impl FnOnce(BorrowedFd<'_>) + Send + 'static,
     ) {
-        let of_thread = name.to_vec();
+        let names = Arc::new(names);
+        let of_thread = Arc::clone(&names);
         let is_begun = self.answer_after(device, Box::new(answer), move |device| {
-            connection::invalidate_entry(device, parent, &of_thread);
+            invalidate_all(device, &of_thread);
         });
         if let Err(number) = is_begun {
-            connection::invalidate_entry(device, parent, name);
+            invalidate_all(device.as_fd(), &names);
             self.answer(number, device.as_fd());
         }
     }
@@ -154,6 +155,12 @@ impl NameInvalidations {
                 answer(device.as_fd());
             }
         }
+    }
+}
+
+fn invalidate_all(device: BorrowedFd<'_>, names: &[(u64, Vec<u8>)]) {
+    for (parent, name) in names {
+        connection::invalidate_entry(device, *parent, name);
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! 1. The calls of one user are limited, so that they are no obstacle to other users. Those of all
 //!    users are limited too: a user may have many user ids in namespaces of its own. Those of an
-//!    administrator are not counted.
+//!    administrator are not counted. Above the limit of all users, some more run, each of a user
+//!    that has no other: so a user with a few user ids is no obstacle to the first call of another.
 //! 2. Each kind of call has a limit of its own: a call that may wait for any time takes no place of
 //!    one that ends soon.
 //! 3. Calls that wait for a directory are limited in each directory, too. Every program that can
@@ -19,18 +20,20 @@ use butternut_sys::lock::{Mutex, rank};
 #[derive(Clone, Copy, Debug)]
 struct Most {
     of_all: usize,
+    /// Beyond those, of users that have no other call (law 1).
+    of_others: usize,
     of_user: usize,
     /// Of one user in one directory.
     in_directory: usize,
 }
 
 /// Calls during which the kernel holds the lock of their file. They run, each in a thread.
-const WITH_LOCK: Most = Most { of_all: 64, of_user: 16, in_directory: 16 };
+const WITH_LOCK: Most = Most { of_all: 64, of_others: 64, of_user: 16, in_directory: 16 };
 /// Waits for deleted subvolumes, each with a thread.
-const CLEANING: Most = Most { of_all: 256, of_user: 32, in_directory: 32 };
+const CLEANING: Most = Most { of_all: 256, of_others: 64, of_user: 32, in_directory: 32 };
 /// Changes of names, most of which wait for the lock of their directory, each with a thread. Of one
 /// user, more can wait in a directory than run at a time (`user_calls`).
-const NAMES: Most = Most { of_all: 512, of_user: 128, in_directory: 32 };
+const NAMES: Most = Most { of_all: 512, of_others: 128, of_user: 128, in_directory: 32 };
 
 #[derive(Clone, Debug)]
 pub(super) struct UserLimit {
@@ -90,10 +93,8 @@ impl UserLimit {
         let of_user = counts.of_user.get(&user).copied().unwrap_or(0);
         let in_directory = counts.in_directory.get(&(user, directory)).copied().unwrap_or(0);
         let most = self.most;
-        if counts.of_all >= most.of_all
-            || of_user >= most.of_user
-            || in_directory >= most.in_directory
-        {
+        let of_all = most.of_all + if of_user == 0 { most.of_others } else { 0 };
+        if counts.of_all >= of_all || of_user >= most.of_user || in_directory >= most.in_directory {
             return None;
         }
         counts.of_all += 1;
@@ -134,8 +135,13 @@ mod tests {
         counted.pop();
         counted.push(limit.begin(Some(1000)).unwrap());
         // As if they were of one user with many user ids.
-        counted.extend((1001..).map_while(|user| limit.begin(Some(user))));
-        assert_eq!(counted.len(), CLEANING.of_all);
+        let mut users = (1001..).flat_map(|user| [user; 2]);
+        while counted.len() < CLEANING.of_all {
+            counted.extend(users.next().and_then(|user| limit.begin(Some(user))));
+        }
+        assert!(limit.begin(Some(1000)).is_none() && limit.begin(Some(1001)).is_none());
+        counted.extend((5000..).map_while(|user| limit.begin(Some(user))));
+        assert_eq!(counted.len(), CLEANING.of_all + CLEANING.of_others);
         assert!(limit.begin(Some(0)).is_none());
         assert!(limit.begin(None).is_some(), "an administrator");
         counted.clear();
