@@ -6,6 +6,7 @@
 //! objects     makes the objects of each case in a directory of its own, and describes them later
 //! on_file     operations on a file, through its path or a descriptor
 //! in_place    operations on a directory and the names in it
+//! subvolumes  calls on subvolumes that must fail, and names below a file
 //! ```
 //!
 //! Laws:
@@ -17,6 +18,7 @@
 pub mod in_place;
 pub mod objects;
 pub mod on_file;
+pub mod subvolumes;
 
 use anyhow::Result;
 use rustix::io::Errno;
@@ -121,17 +123,18 @@ const FLAGS: [Flag; 3] = [Flag::None, Flag::Immutable, Flag::AppendOnly];
 /// Returns all cases, in the order of their numbers.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let mut add = |object, modes: [u32; 3], operations: &[(&'static str, Operation)]| {
+    let mut add = |object, modes: &[u32], operations: &[(&'static str, Operation)]| {
         for mode in modes {
             for flag in FLAGS {
                 for (operation, run) in operations {
-                    cases.push(Case { object, mode, flag, operation, run: *run });
+                    cases.push(Case { object, mode: *mode, flag, operation, run: *run });
                 }
             }
         }
     };
-    add(Object::File, FILE_MODES, on_file::OPERATIONS);
-    add(Object::Directory, DIRECTORY_MODES, in_place::OPERATIONS);
+    add(Object::File, &FILE_MODES, on_file::OPERATIONS);
+    add(Object::Directory, &DIRECTORY_MODES, in_place::OPERATIONS);
+    add(Object::Directory, &DIRECTORY_MODES[..2], subvolumes::OPERATIONS);
     cases
 }
 
@@ -162,7 +165,9 @@ fn named(errno: Errno) -> String {
         (Errno::EXIST, "EEXIST"),
         (Errno::XDEV, "EXDEV"),
         (Errno::NODEV, "ENODEV"),
+        (Errno::NOTDIR, "ENOTDIR"),
         (Errno::INVAL, "EINVAL"),
+        (Errno::NAMETOOLONG, "ENAMETOOLONG"),
         (Errno::NOTTY, "ENOTTY"),
         (Errno::ROFS, "EROFS"),
         (Errno::NODATA, "ENODATA"),
