@@ -146,6 +146,22 @@ const KNOWN: &[Known] = &[
                  written",
     },
     Known {
+        is: |one| one.both_refuse() && one.is_one_of(&["destroy-missing", "destroy-missing-id"]),
+        always: true,
+        reason: "both refuse; a caller that may delete no subvolume learns of no name or id",
+    },
+    Known {
+        is: |one| {
+            let calls = ["destroy-", "snapshot-", "subvolume-"];
+            let is_call = calls.iter().any(|word| one.case.operation.starts_with(word));
+            let is_other = one.caller == "member" || one.caller.starts_with("other");
+            one.both_refuse() && is_call && is_other
+        },
+        always: true,
+        reason: "both refuse with different errors: what a caller may do in the directory is \
+                 checked first, before its call is queued",
+    },
+    Known {
         is: |one| one.in_snapshot && one.case.operation.ends_with("acl"),
         always: true,
         reason: "the kernel's btrfs changes ACLs in a read-only snapshot, and should not",
