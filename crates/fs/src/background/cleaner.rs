@@ -129,11 +129,10 @@ impl Filesystem {
         let left = self.clean_subvolumes_unless_another(&goes_on);
         match left {
             Ok(false) => Left::Nothing,
-            Ok(true) => Left::Some,
             Err(_) if self.may_begin().is_err() => Left::Nothing,
             Err(error) if error.is_no_space() => Left::NoSpace,
             // What cannot be read now may be readable later.
-            Err(_) => Left::Some,
+            Ok(true) | Err(_) => Left::Some,
         }
     }
 
@@ -344,7 +343,7 @@ mod tests {
             let options = options.enospc_injector(Some(injector.clone()));
             let fs = Filesystem::open_devices(vec![device()], &options).unwrap();
             let other = fs.create(fs.root(), b"other", &NewInode::new(0o644)).unwrap();
-            fs.open_file(other).unwrap().write_at(0, &[1; 1 << 20]).unwrap();
+            fs.open_file(other).unwrap().write_at(0, &vec![1; 1 << 20]).unwrap();
             fs.sync().unwrap();
             let file = open_in_deleted(&fs);
             injector.fail_from(1);

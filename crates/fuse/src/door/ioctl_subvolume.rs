@@ -519,8 +519,8 @@ impl Door {
             caller.may_change()?;
             // The kernel unmounts what is mounted below a name that it forgets, so a call that has
             // changed nothing must not make it forget one.
-            let used = change(&filesystem, &name)?;
-            let names = std::iter::once((parent, name)).chain(used).collect();
+            let also_forgotten = change(&filesystem, &name)?;
+            let names = std::iter::once((parent, name)).chain(also_forgotten).collect();
             invalidations.forget_names_before(&device, names, move |device| {
                 connection::invalidate_attributes(device, parent);
                 let mut reply = Reply::new(size_of::<IoctlOut>());
