@@ -181,10 +181,10 @@ fn a_program_that_waits_for_a_deletion_can_be_ended() {
 /// The kernel has the names of what is in use in its cache when a subvolume is deleted.
 #[test]
 fn a_deleted_subvolume_is_freed_when_the_last_program_has_left_it() {
+    const PAUSE: Duration = Duration::from_millis(500);
     if !kernel_tests_enabled("a_deleted_subvolume_is_freed_when_the_last_program_has_left_it") {
         return;
     }
-    const PAUSE: Duration = Duration::from_millis(500);
     let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
     let image = scratch.path().join("volume.img");
     let image = image.to_str().unwrap();
