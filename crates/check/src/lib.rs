@@ -118,6 +118,10 @@ fn run(
     let qgroups = quotas::check(volume, sink, has_same_references);
     let sealed = sink.take_sealed();
     if !sealed.is_empty() {
+        if !volume.super_block().has_compat_ro(feature::VERITY) {
+            let want = format_args!("VERITY, for {} sealed files", sealed.len());
+            sink.add(Kind::VerityItems, "superblock", "compat_ro_flags", "without VERITY", want);
+        }
         sealed::check(&sealed, &root_tree(&reader, pool), &reader, pool);
     }
     if sink.options().check_data_csum {

@@ -119,10 +119,14 @@ impl VerityItems {
             let want = format_args!("{size}, as the file");
             return refused(&Refused::new("data_size", descriptor.data_bytes, want));
         }
-        let tree_bytes = descriptor.parameters.shape(size).map_or(0, |shape| shape.bytes());
+        let tree_bytes = match descriptor.parameters.shape(size) {
+            Ok(shape) => shape.bytes(),
+            Err(error) => return refused(&error),
+        };
         if !self.tree.is(0, tree_bytes) {
             let have = match self.tree {
                 Bytes { has_gap: true, .. } => "a gap".to_owned(),
+                Bytes { range: Some((start @ 1.., _)), .. } => format!("none before {start}"),
                 Bytes { range, .. } => format!("{} bytes", range.map_or(0, |(_, end)| end)),
             };
             is_whole = bad("tree of hashes", have, format!("{tree_bytes} bytes"));
