@@ -35,6 +35,7 @@ mod signature;
 mod super_block;
 mod target;
 mod trees;
+mod unfinished;
 mod wipe;
 
 pub use butternut_format::checksum::ChecksumKind;
@@ -48,8 +49,9 @@ pub use options::MkfsOptions;
 pub use overlap::Overlap;
 pub use signature::{Signature, find as find_signature};
 pub use target::Target;
+pub use unfinished::Unfinished;
 
-use butternut_device::Device;
+use butternut_device::{Device, FileDevice};
 use compose::Composed;
 use options::Plan;
 
@@ -100,6 +102,25 @@ impl MadeGroup {
 /// The options or the device are refused, or the device fails. Without
 /// [`MkfsOptions::overwrite`], a device that has a filesystem or partition table is refused.
 pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<Made, MkfsError> {
+    let (plan, composed) = make_trees(device, options)?;
+    super_block::write(device, &plan, &composed)?;
+    device.flush()?;
+    Ok(made(&plan, &composed))
+}
+
+/// As [`make`], but the superblocks stay in memory until [`Unfinished::finish`].
+fn make_unfinished(
+    device: FileDevice,
+    options: &MkfsOptions,
+) -> Result<(Made, Unfinished), MkfsError> {
+    let (plan, composed) = make_trees(&device, options)?;
+    let device = Unfinished::new(device);
+    super_block::write(&device, &plan, &composed)?;
+    Ok((made(&plan, &composed), device))
+}
+
+/// Does everything but the last step of [`make`]: there is no volume on the device then.
+fn make_trees(device: &dyn Device, options: &MkfsOptions) -> Result<(Plan, Composed), MkfsError> {
     if !device.is_writable() {
         return Err(MkfsError::ReadOnly);
     }
@@ -118,9 +139,7 @@ pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<Made, MkfsErro
     wipe::ends(device, plan.bytes)?;
     write_groups(device, &composed)?;
     device.flush()?;
-    super_block::write(device, &plan, &composed)?;
-    device.flush()?;
-    Ok(made(&plan, &composed))
+    Ok((plan, composed))
 }
 
 fn write_groups(device: &dyn Device, composed: &Composed) -> Result<(), MkfsError> {

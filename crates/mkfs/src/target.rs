@@ -15,7 +15,7 @@
 use crate::error::MkfsError;
 use crate::options::{MkfsOptions, Plan};
 use crate::overlap::Overlap;
-use crate::{Made, make, signature};
+use crate::{Made, Unfinished, make, make_unfinished, signature};
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_sys::errno::Errno;
 use butternut_sys::file::DiskKind;
@@ -40,6 +40,22 @@ impl Target {
     /// # Errors
     /// The file cannot be opened or created, or as of [`crate::make`].
     pub fn make(&self, options: &MkfsOptions) -> Result<Made, MkfsError> {
+        self.make_with(options, |device, options| make(&device, options))
+    }
+
+    /// Makes a volume that is to be filled: the device has none until [`Unfinished::finish`].
+    ///
+    /// # Errors
+    /// As [`Target::make`].
+    pub fn make_unfinished(&self, options: &MkfsOptions) -> Result<(Made, Unfinished), MkfsError> {
+        self.make_with(options, make_unfinished)
+    }
+
+    fn make_with<T>(
+        &self,
+        options: &MkfsOptions,
+        run: impl FnOnce(FileDevice, &MkfsOptions) -> Result<T, MkfsError>,
+    ) -> Result<T, MkfsError> {
         let is_new = self.prepare(options)?;
         let made = self.open(options).and_then(|device| {
             let kind = device.ring_target().map(|target| target.file.kind());
@@ -50,7 +66,7 @@ impl Target {
                 return Err(MkfsError::Zoned);
             }
             self.check_overlap(device.bytes(), options)?;
-            make(&device, &MkfsOptions { discard: options.discard && is_block, ..options.clone() })
+            run(device, &MkfsOptions { discard: options.discard && is_block, ..options.clone() })
         });
         if made.is_err() && is_new {
             // The first error is returned; an error of the removal is ignored.

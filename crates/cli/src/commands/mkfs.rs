@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::args::{GlobalArgs, MkfsArgs};
 use crate::failure::{Completion, Failure, Outcome, chain, hints, without_object};
 use crate::output::size::{Units, exact, pretty};
-use crate::output::{Output, json, text};
+use crate::output::{Output, json, stderr_line, text};
 use crate::volume;
 use crate::volume::arg::VolumeArg;
 
@@ -61,16 +61,23 @@ pub(crate) fn run(global: &GlobalArgs, args: &MkfsArgs, out: &mut Output) -> Out
     let DevicePath { path, offset, bytes } = device.clone();
     let target = Target { path, offset, bytes };
     let is_new = !target.path.exists();
-    let mut made = target.make(&options).map_err(|error| failure(&volume_arg, &target, &error))?;
-    let mut counts = None;
+    let failed = |error: MkfsError| failure(&volume_arg, &target, &error);
+    let (mut made, counts);
     if let Some(dir) = &args.rootdir {
-        let filled = rootdir::fill(global, args, dir, &volume_arg, &mut made);
-        counts = Some(filled.inspect_err(|_| {
+        let device;
+        (made, device) = target.make_unfinished(&options).map_err(failed)?;
+        let filled = rootdir::fill(global, args, dir, &volume_arg, (&mut made, device));
+        counts = Some(filled.map_err(|failure| {
             if is_new {
                 // The first failure is reported; an error of this cleanup is ignored.
                 std::fs::remove_file(&target.path).unwrap_or_default();
+                return failure;
             }
+            without_volume(&volume_arg, failure, global)
         })?);
+    } else {
+        made = target.make(&options).map_err(failed)?;
+        counts = None;
     }
     if global.json {
         json::document(out, as_json(&target, &made, counts))?;
@@ -78,6 +85,17 @@ pub(crate) fn run(global: &GlobalArgs, args: &MkfsArgs, out: &mut Output) -> Out
         print(out, &made)?;
     }
     Ok(Completion::Success)
+}
+
+/// Says what a failure leaves of a device that existed before.
+fn without_volume(volume_arg: &VolumeArg, failure: Failure, global: &GlobalArgs) -> Failure {
+    if !global.quiet {
+        stderr_line(&format!(
+            "{}: note: it has no volume now: its previous contents were overwritten",
+            volume_arg.typed
+        ));
+    }
+    failure
 }
 
 fn words(features: &[String]) -> impl Iterator<Item = &str> {

@@ -41,6 +41,7 @@ mod long_mount_tables;
 mod man_pages;
 mod messages;
 mod mkfs;
+mod mkfs_interrupted;
 mod mkfs_overlap;
 mod mkfs_quotas;
 mod mkswapfile;

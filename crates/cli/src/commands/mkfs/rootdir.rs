@@ -4,16 +4,19 @@
 //!    directory tree, plus a quarter, plus [`EXTRA_BYTES`]. The file is sparse, so unused space
 //!    takes no space on the host; `--shrink` truncates it, if nothing is behind the volume. A
 //!    partition has the size that its table says, so its file stays as it is.
-//! 2. With an epoch, the same tree gives the same bytes: one thread creates files in the order of
+//! 2. The superblocks are written last: until then the device has no volume, so that an interruption
+//!    leaves none that is incomplete.
+//! 3. With an epoch, the same tree gives the same bytes: one thread creates files in the order of
 //!    their names, the periodic commit is off, and the clock always returns the epoch.
 
 use std::fs;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use butternut::device::Device;
 use butternut::format::inode::Time as Stamp;
 use butternut::{Clock, DevicePath, Filesystem, MountOptions};
-use butternut_mkfs::{BlockGroupFlags, Made, MadeGroup, MkfsOptions, Profile};
+use butternut_mkfs::{BlockGroupFlags, Made, MadeGroup, MkfsOptions, Profile, Unfinished};
 
 use super::super::import::demand::Demand;
 use super::super::import::{Counts, Rules, files_of, into_root};
@@ -62,7 +65,7 @@ pub(super) fn fill(
     args: &MkfsArgs,
     dir: &Path,
     volume_arg: &VolumeArg,
-    made: &mut Made,
+    (made, device): (&mut Made, Unfinished),
 ) -> Result<Counts, Failure> {
     let epoch = super::epoch()?.map(|epoch| *EPOCH.get_or_init(|| epoch));
     let clock = if epoch.is_some() { Clock::new(epoch_time) } else { Clock::default() };
@@ -71,7 +74,10 @@ pub(super) fn fill(
         .commit_seconds(0)
         .commits_for_space(false)
         .clock(clock);
-    let filesystem = volume::open(volume_arg, &mount)?;
+    let device = Arc::new(device);
+    let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+    let filesystem = Filesystem::open_devices(devices, &mount)
+        .map_err(|error| volume::not_opened(volume_arg, &mount, &error))?;
     let bytes_before = made.bytes;
     let rules = Rules {
         no_owner: args.import_options.no_owner,
@@ -87,6 +93,7 @@ pub(super) fn fill(
             shrink(&filesystem, made)?;
         }
         update(&filesystem, made)?;
+        device.finish()?;
         Ok(counts)
     };
     let result = copied.and_then(|counts| {
