@@ -3,7 +3,7 @@
 //! A change of owner or group clears the set-user-ID and set-group-ID bits and removes the
 //! capabilities of a file, as on a mounted volume.
 
-mod owner;
+pub(super) mod owner;
 
 use butternut::{FileId, Follow, Privileges, SetAttributes};
 

@@ -6,12 +6,14 @@
 //! 3. The same directory tree gives the same volume, whatever the number of threads.
 //!
 //! `scan` walks the source and queues reads, `entry` reads files, `apply` creates them in the
-//! volume.
+//! volume. `tar` reads an archive instead.
 
 mod apply;
+mod create;
 pub(super) mod demand;
 mod entry;
 mod scan;
+mod tar;
 
 use butternut_sys::lock::Mutex;
 use std::fs::File;
@@ -24,7 +26,8 @@ use std::thread;
 use butternut::{DevicePath, Error, FileId, FileKind, Filesystem, Follow};
 use rustix::fs::{Mode, OFlags, openat};
 
-pub(super) use apply::{Counts, Rules};
+pub(super) use apply::Counts;
+pub(super) use create::Rules;
 pub(super) use entry::xattrs_of_handle;
 
 use super::export::raise_open_files_limit;
@@ -61,6 +64,9 @@ enum Source {
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &ImportArgs, out: &mut Output) -> Outcome {
+    if args.tar {
+        return tar::run(global, args, out);
+    }
     let typed = args.src.as_os_str().as_encoded_bytes();
     let source = Source::open(&args.src, false)?;
     let mut transaction = Transaction::open(global, &args.volume)?;

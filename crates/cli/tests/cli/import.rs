@@ -10,7 +10,7 @@ use super::command::{CommandOutput, butternut, command, shell};
 const UUID: &str = "8f2a1c3e-5b6d-4e7f-8091-a2b3c4d5e6f7";
 
 /// Makes a tree with files of all sizes, links, holes, odd names and attributes.
-fn tree(root: &Path) {
+pub(crate) fn tree(root: &Path) {
     fs::create_dir_all(root.join("deep/er")).unwrap();
     for (number, size) in [0, 1, 2048, 2049, 4096, 70_000, 131_073, 9_000_000].iter().enumerate() {
         let bytes: Vec<u8> = (0..*size).map(|at: u32| (at / 3 % 253) as u8).collect();

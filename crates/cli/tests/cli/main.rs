@@ -33,6 +33,7 @@ mod hints;
 mod hostile;
 mod image;
 mod import;
+mod import_tar;
 mod installing;
 mod lab;
 mod limited_calls;

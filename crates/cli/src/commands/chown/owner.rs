@@ -49,6 +49,16 @@ impl Owner {
     }
 }
 
+/// Returns the number of a user of this machine.
+pub(in super::super) fn user_id(name: &str) -> Option<u32> {
+    line_of(Path::new(USERS), name).and_then(|line| field(&line, 2))
+}
+
+/// Returns the number of a group of this machine.
+pub(in super::super) fn group_id(name: &str) -> Option<u32> {
+    line_of(Path::new(GROUPS), name).and_then(|line| field(&line, 2))
+}
+
 /// Returns the line of a name in a file in the format of passwd(5).
 fn line_of(file: &Path, name: &str) -> Option<String> {
     let text = fs::read(file).ok()?;

@@ -12,16 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, sync_channel};
 
-use butternut::{
-    Error, FileId, FileKind, Filesystem, NewInode, Privileges, SetAttributes, SetTime, SetXattr,
-    Time,
-};
+use butternut::{Error, FileId, FileKind, Filesystem, Privileges};
 use rustix::io::Errno;
 
 use super::super::progress::Progress;
 use super::super::transaction::failed;
 use super::super::write::write_all;
-use super::entry::{Attributes, Content, Entry};
+use super::create::{Create, Rules};
+use super::entry::{Attributes, Content};
 use super::scan::{Job, Read, Step};
 use crate::failure::Failure;
 use crate::output::json::Object;
@@ -31,9 +29,6 @@ use crate::output::text;
 const READ_BYTES: u64 = 4 << 20;
 /// Maximum number of reads ahead.
 const READS_AHEAD_MAX: usize = 4;
-/// The attributes that entries inherit from a directory, besides flags.
-const INHERITED_XATTRS: [&[u8]; 3] =
-    [b"system.posix_acl_access", b"system.posix_acl_default", b"btrfs.compression"];
 
 /// Counts of copied files.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -54,15 +49,6 @@ impl Counts {
     }
 }
 
-/// How owners and times of the copies are set.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Rules {
-    pub(crate) no_owner: bool,
-    /// Limits all times. Access times, which depend on earlier readers, are set to the modification
-    /// times.
-    pub(crate) epoch: Option<Time>,
-}
-
 /// The destination of the source.
 #[derive(Debug)]
 pub(super) enum Top {
@@ -74,7 +60,7 @@ pub(super) enum Top {
 
 pub(super) struct Apply<'a> {
     pub(super) filesystem: &'a Filesystem,
-    pub(super) rules: Rules,
+    create: Create<'a>,
     pub(super) progress: &'a Progress,
     pub(super) jobs: Sender<Job>,
     pub(super) top: Top,
@@ -110,7 +96,7 @@ impl<'a> Apply<'a> {
         let (directories, links, counts) = (Vec::new(), HashMap::new(), Counts::default());
         Self {
             filesystem,
-            rules,
+            create: Create { filesystem, rules },
             progress,
             jobs,
             top,
@@ -173,9 +159,9 @@ impl<'a> Apply<'a> {
         }
         let (dir, name, existed) = self.target(name);
         let fs = self.filesystem;
-        let made = fs.mkdir(dir, name, &self.new_inode(&found, 0o700)).and_then(|id| {
+        let made = fs.mkdir(dir, name, &self.create.new_inode(&found, 0o700)).and_then(|id| {
             if existed {
-                self.remove_inherited(id, &found, 0o700)?;
+                self.create.remove_inherited(id, &found, 0o700)?;
             }
             Ok(id)
         });
@@ -191,9 +177,9 @@ impl<'a> Apply<'a> {
         };
         let finish = || -> butternut::Result<()> {
             if existed {
-                self.remove_inherited(id, &attributes, attributes.permissions)?;
+                self.create.remove_inherited(id, &attributes, attributes.permissions)?;
             }
-            self.finish(id, &attributes, Some(attributes.permissions))
+            self.create.finish(id, &attributes, Some(attributes.permissions))
         };
         let finished = finish();
         finished.map_err(|error| self.failed(&path, &error))
@@ -216,12 +202,13 @@ impl<'a> Apply<'a> {
             return Ok(());
         }
         self.progress.found(size);
-        let made = self.make(dir, name, &entry, existed);
+        let target = if let Content::Text(target) = &entry.content { target } else { &[][..] };
+        let made = self.create.make(dir, name, &entry.attributes, target, existed);
         let id = made.map_err(|error| self.failed(path, &error))?;
         if kind == FileKind::File {
             self.fill(id, path, &entry.attributes, entry.content)?;
         }
-        let finished = self.finish(id, &entry.attributes, None);
+        let finished = self.create.finish(id, &entry.attributes, None);
         finished.map_err(|error| self.failed(path, &error))?;
         if nlink > 1 {
             self.links.insert(identity, id);
@@ -230,83 +217,6 @@ impl<'a> Apply<'a> {
         let bytes = if kind == FileKind::File { size } else { 0 };
         self.counts.bytes = self.counts.bytes.saturating_add(bytes);
         Ok(())
-    }
-
-    /// Creates an inode.
-    fn make(
-        &self,
-        dir: FileId,
-        name: &[u8],
-        entry: &Entry,
-        existed: bool,
-    ) -> butternut::Result<FileId> {
-        let Attributes { kind, rdev, permissions, .. } = entry.attributes;
-        let new = self.new_inode(&entry.attributes, permissions);
-        let fs = self.filesystem;
-        let id = match (kind, &entry.content) {
-            (FileKind::Symlink, Content::Text(target)) => fs.symlink(dir, name, target, &new)?,
-            (FileKind::File, _) => fs.create(dir, name, &new)?,
-            _ => fs.mknod(dir, name, &new, kind, rdev)?,
-        };
-        if existed {
-            self.remove_inherited(id, &entry.attributes, permissions)?;
-        }
-        Ok(id)
-    }
-
-    fn new_inode(&self, found: &Attributes, permissions: u32) -> NewInode {
-        let (uid, gid) = self.owner(found);
-        NewInode { uid, gid, ..NewInode::new(permissions) }
-    }
-
-    fn owner(&self, found: &Attributes) -> (u32, u32) {
-        if self.rules.no_owner { (0, 0) } else { (found.uid, found.gid) }
-    }
-
-    /// Removes inherited attributes (law 2).
-    fn remove_inherited(
-        &self,
-        id: FileId,
-        found: &Attributes,
-        permissions: u32,
-    ) -> butternut::Result<()> {
-        let fs = self.filesystem;
-        for name in fs.xattr_names(id)? {
-            if INHERITED_XATTRS.contains(&name.as_slice()) {
-                fs.remove_xattr(id, &name)?;
-            }
-        }
-        let (uid, gid) = self.owner(found);
-        let mode = (found.kind != FileKind::Symlink).then_some(permissions);
-        let (uid, gid) = (Some(uid), Some(gid));
-        fs.set_attributes(id, &SetAttributes { mode, uid, gid, ..SetAttributes::default() })?;
-        Ok(())
-    }
-
-    /// Sets mode, extended attributes and times (law 3). The mode is set before ACLs, which are
-    /// part of it.
-    fn finish(&self, id: FileId, found: &Attributes, mode: Option<u32>) -> butternut::Result<()> {
-        if mode.is_some() && !found.xattrs.is_empty() {
-            self.filesystem.set_attributes(id, &SetAttributes { mode, ..Default::default() })?;
-        }
-        for (name, value) in &found.xattrs {
-            self.filesystem.set_xattr(id, name, value, SetXattr::Either)?;
-        }
-        let (atime, mtime) = self.times(found);
-        let (atime, mtime) = (Some(SetTime::At(atime)), Some(SetTime::At(mtime)));
-        let mode = mode.filter(|_| found.xattrs.is_empty());
-        let set = SetAttributes { mode, atime, mtime, ..SetAttributes::default() };
-        self.filesystem.set_attributes(id, &set).map(drop)
-    }
-
-    fn times(&self, found: &Attributes) -> (Time, Time) {
-        match self.rules.epoch {
-            None => (found.atime, found.mtime),
-            Some(epoch) => {
-                let mtime = found.mtime.min(epoch);
-                (mtime, mtime)
-            }
-        }
     }
 
     /// Writes the data of a file.
