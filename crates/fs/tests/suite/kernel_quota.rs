@@ -63,6 +63,8 @@ fn judge(image: &KernelImage, when: &str) {
     let root = mount.path().to_string_lossy().into_owned();
     // The kernel goes on with deletions, from the numbers that it has found.
     run("btrfs", &["subvolume", "sync", &root]);
+    // The kernel accounts for a deletion in the commit that ends it, which may come later.
+    run("btrfs", &["filesystem", "sync", &root]);
     let before = shown(&root);
     run("btrfs", &["quota", "rescan", "-w", &root]);
     // Where it has gone on with a deletion, its numbers of that subvolume may be left over.
@@ -91,10 +93,27 @@ pub(crate) fn check_here(path: &str, when: &str) {
     assert!(is_exact, "{when}: {:?}", report.qgroups);
 }
 
+/// Checks a volume with `btrfs check`, and returns its numbers of quota groups; `None` if it cannot
+/// load them, and says that of nothing else. Up to version 6.14 it reads relations only where the
+/// groups and their limits fill exactly as many leaves as it expects: of the kernel's volumes with
+/// nodes of 4 KiB and 26 groups in another one it says the same.
+pub(crate) fn qgroup_report(path: &str) -> Option<String> {
+    let checked = Command::new("btrfs").args(["check", "--check-data-csum", path]).output();
+    let checked = checked.expect("btrfs check runs");
+    let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+    let errors: Vec<&str> = said.lines().filter(|line| line.contains("ERROR")).collect();
+    let quota = run("btrfs", &["inspect-internal", "dump-tree", "-t", "quota", path]);
+    let has_leaves = quota.lines().any(|line| line.starts_with("node "));
+    let is_unread = has_leaves
+        && matches!(errors[..], [first, ..] if first.contains("failed to add qgroup relation"))
+        && errors.len() == 3;
+    assert!(checked.status.success() || is_unread, "{path}: {said}");
+    (!is_unread).then(|| run("btrfs", &["check", "--qgroup-report", path]))
+}
+
 /// Compares the numbers on disk with those of `btrfs check`.
 fn count(path: &str, when: &str) {
-    run("btrfs", &["check", "--check-data-csum", path]);
-    let report = run("btrfs", &["check", "--qgroup-report", path]);
+    let Some(report) = qgroup_report(path) else { return };
     let mut numbers: Vec<Vec<&str>> = Vec::new();
     let mut different = String::new();
     for line in report.lines() {

@@ -15,8 +15,7 @@ use std::fmt::Write;
 /// Compares the numbers on disk with those that `btrfs check` counts. The kernel does not write
 /// those of compressed bytes, which nothing reads.
 fn count(path: &str, when: &str) {
-    run("btrfs", &["check", "--check-data-csum", path]);
-    let report = run("btrfs", &["check", "--qgroup-report", path]);
+    let Some(report) = qgroup_report(path) else { return };
     let numbers = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         words.get(1..3).map(|words| words.join(" "))
