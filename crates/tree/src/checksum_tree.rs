@@ -53,21 +53,22 @@ fn bytes_covered(bytes: usize, checksum_bytes: usize) -> u64 {
 }
 
 impl Commit<'_> {
-    /// Writes the pending checksums into the tree. The gate is closed, so no thread adds others.
-    pub(crate) fn write_checksums(&self) -> Result<(), TreeError> {
+    /// Writes the pending checksums of a logical range into the tree. The gate is closed, so no
+    /// thread adds others.
+    pub(crate) fn write_checksums(&self, within: Range<Logical>) -> Result<(), TreeError> {
         let pending = || self.running.pending_checksums();
         if pending().is_empty() {
             return Ok(());
         }
         let tree = self.edit(TreeId::CHECKSUM)?;
-        let mut from = Logical(0);
+        let mut rest = within.clone();
         loop {
-            let runs = pending().runs(from, BATCH_BYTES);
+            let runs = pending().runs(&rest, BATCH_BYTES);
             let Some((start, checksums)) = runs.last() else { break };
-            from = pending().end(*start, checksums);
+            rest.start = pending().end(*start, checksums);
             tree.put_checksums(&runs)?;
         }
-        pending().clear();
+        pending().clear(&within);
         Ok(())
     }
 }

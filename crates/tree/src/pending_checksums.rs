@@ -115,15 +115,20 @@ impl PendingChecksums {
         }
     }
 
-    /// Returns the first runs from `from` on, joined where they are consecutive: at least
+    /// Returns the first runs of a logical range, joined where they are consecutive: at least
     /// `bytes_min` bytes of checksums, or all.
-    pub(crate) fn runs(&self, from: Logical, bytes_min: usize) -> Vec<Run> {
+    pub(crate) fn runs(&self, within: &Range<Logical>, bytes_min: usize) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         let mut total = 0;
         let region_bytes = length(REGION_SECTORS).saturating_mul(SECTOR_BYTES);
-        for number in self.regions.range(from.0 / region_bytes..).map(|(number, _)| *number) {
+        let (first, last) = (within.start.0 / region_bytes, within.end.0.div_ceil(region_bytes));
+        if first >= last {
+            return runs;
+        }
+        for number in self.regions.range(first..last).map(|(number, _)| *number) {
             let start = number.saturating_mul(region_bytes);
-            let range = start.max(from.0)..start.saturating_add(region_bytes);
+            let end = start.saturating_add(region_bytes).min(within.end.0);
+            let range = start.max(within.start.0)..end;
             self.find(&range, &mut |at, checksums| {
                 total += checksums.len();
                 match runs.last_mut() {
@@ -146,8 +151,19 @@ impl PendingChecksums {
         Logical(start.0.saturating_add(length(sectors).saturating_mul(SECTOR_BYTES)))
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.regions.clear();
+    /// Removes the checksums of a range that may be very long.
+    pub(crate) fn clear(&mut self, range: &Range<Logical>) {
+        let region_bytes = length(REGION_SECTORS).saturating_mul(SECTOR_BYTES);
+        let numbers = range.start.0 / region_bytes..range.end.0.div_ceil(region_bytes);
+        if numbers.is_empty() {
+            return;
+        }
+        let known: Vec<u64> = self.regions.range(numbers).map(|(number, _)| *number).collect();
+        for number in known {
+            let start = number.saturating_mul(region_bytes);
+            let end = start.saturating_add(region_bytes);
+            self.remove(&(start.max(range.start.0)..end.min(range.end.0)));
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -194,7 +210,7 @@ mod tests {
 
     fn all(pending: &PendingChecksums) -> Vec<(u64, Vec<u8>)> {
         pending
-            .runs(Logical(0), usize::MAX)
+            .runs(&(Logical(0)..Logical(u64::MAX)), usize::MAX)
             .into_iter()
             .map(|(at, run)| (at.0 / 4096, run))
             .collect()
@@ -226,15 +242,30 @@ mod tests {
         for sector in (0..4096).step_by(2) {
             pending.put(at(sector), &[1; 4]);
         }
-        let mut from = Logical(0);
+        let mut rest = Logical(0)..Logical(u64::MAX);
         let mut count = 0;
         loop {
-            let runs = pending.runs(from, 1024);
+            let runs = pending.runs(&rest, 1024);
             let Some((last, checksums)) = runs.last() else { break };
             assert!(runs.len() <= 256);
             count += runs.len();
-            from = pending.end(*last, checksums);
+            rest.start = pending.end(*last, checksums);
         }
         assert_eq!(count, 2048);
+    }
+
+    #[test]
+    fn a_range_is_taken_and_the_rest_stays() {
+        let mut pending = PendingChecksums::new(1);
+        pending.put(at(250), &(0..20).collect::<Vec<u8>>());
+        pending.put(at(1 << 40), &[9]);
+        let range = at(252)..at(260);
+        assert_eq!(pending.runs(&range, usize::MAX), [(at(252), (2..10).collect())]);
+        assert!(pending.runs(&(at(300)..at(300)), usize::MAX).is_empty());
+        pending.clear(&range);
+        let rest = [(250, vec![0, 1]), (260, (10..20).collect()), (1 << 40, vec![9])];
+        assert_eq!(all(&pending), rest);
+        pending.clear(&(Logical(0)..Logical(u64::MAX)));
+        assert!(pending.is_empty());
     }
 }

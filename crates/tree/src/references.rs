@@ -184,6 +184,16 @@ impl References {
         self.heads.is_empty()
     }
 
+    /// Returns the number of extents with changed references.
+    pub(crate) fn heads_len(&self) -> usize {
+        self.heads.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count_of(&self, is_wanted: impl Fn(&Head) -> bool) -> usize {
+        self.heads.values().filter(|head| is_wanted(head)).count()
+    }
+
     /// Returns the number of changed references. An extent may have very many.
     pub(crate) fn len(&self) -> usize {
         self.heads.len().max(self.changes)
@@ -324,6 +334,27 @@ impl References {
     pub(crate) fn set_full_backref(&mut self, at: Logical, bytes: u64, content: Content) {
         let head = self.heads.entry(at).or_insert_with(|| Head::new(bytes, content, false));
         head.is_full_backref = true;
+    }
+
+    /// Returns the first `count` heads of data from `from` on, to be applied. They stay visible
+    /// until their changes are in the tree.
+    pub(crate) fn take_data(
+        &mut self,
+        from: Logical,
+        count: usize,
+    ) -> Arc<BTreeMap<Logical, Head>> {
+        let data = self.heads.range(from..).filter(|(_, head)| head.content == Content::Data);
+        let starts: Vec<Logical> = data.take(count).map(|(at, _)| *at).collect();
+        let mut heads = BTreeMap::new();
+        for at in starts {
+            if let Some(head) = self.heads.remove(&at) {
+                self.changes = self.changes.saturating_sub(head.deltas.len());
+                heads.insert(at, head);
+            }
+        }
+        let heads = Arc::new(heads);
+        self.applying = (!heads.is_empty()).then(|| (Arc::clone(&heads), Logical(0)));
+        heads
     }
 
     /// Returns all heads to be applied. They stay visible until their changes are in the tree.

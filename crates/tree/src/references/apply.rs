@@ -29,6 +29,7 @@ use butternut_format::extent::Extent;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::{Refused, require};
 use butternut_format::units::{Generation, Logical, TreeId};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The number of items that are changed in one batch.
@@ -54,27 +55,33 @@ impl Commit<'_> {
             if heads.is_empty() {
                 return Ok(());
             }
-            let tree = self.edit(TreeId::EXTENT)?;
-            let mut pass = Pass {
-                items: tree.tree().cursor(),
-                changes: Vec::new(),
-                freed: Vec::new(),
-                owned_since: self.running.references().owned().since(),
-                owned: OwnedBytes::default(),
-            };
-            pass.changes.reserve(BATCH_ITEMS.min(heads.len()));
-            for (at, head) in heads.iter() {
-                self.apply_head(*at, head, &mut pass)?;
-                if pass.changes.len() >= BATCH_ITEMS {
-                    self.merge_batch(&tree, &mut pass, Logical(at.0.saturating_add(1)))?;
-                }
-            }
-            self.merge_batch(&tree, &mut pass, Logical(u64::MAX))?;
-            self.running.references().owned().record(&pass.owned);
-            if !pass.freed.is_empty() {
-                self.edit(TreeId::CHECKSUM)?.remove_checksums(&pass.freed)?;
+            self.apply_heads(&heads)?;
+        }
+    }
+
+    /// Applies heads that were taken. The checksums of their data are in the tree.
+    pub(crate) fn apply_heads(&self, heads: &BTreeMap<Logical, Head>) -> Result<(), TreeError> {
+        let tree = self.edit(TreeId::EXTENT)?;
+        let mut pass = Pass {
+            items: tree.tree().cursor(),
+            changes: Vec::new(),
+            freed: Vec::new(),
+            owned_since: self.running.references().owned().since(),
+            owned: OwnedBytes::default(),
+        };
+        pass.changes.reserve(BATCH_ITEMS.min(heads.len()));
+        for (at, head) in heads {
+            self.apply_head(*at, head, &mut pass)?;
+            if pass.changes.len() >= BATCH_ITEMS {
+                self.merge_batch(&tree, &mut pass, Logical(at.0.saturating_add(1)))?;
             }
         }
+        self.merge_batch(&tree, &mut pass, Logical(u64::MAX))?;
+        self.running.references().owned().record(&pass.owned);
+        if !pass.freed.is_empty() {
+            self.edit(TreeId::CHECKSUM)?.remove_checksums(&pass.freed)?;
+        }
+        Ok(())
     }
 
     /// Writes the changes of the heads below `to` into the tree. Readers see them all at once. An

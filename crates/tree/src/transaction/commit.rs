@@ -69,6 +69,7 @@ const ROUNDS_MAX: usize = 1000;
 
 pub(crate) mod at_commit;
 pub(crate) mod context;
+pub(crate) mod early;
 
 /// The result of step 3.
 struct FrozenBlocks {
@@ -133,6 +134,7 @@ impl Forest {
         if changes.is_some() || self.volume().has_unrecorded_write_errors() {
             running.gate.mark_changed();
         }
+        self.apply_early(running)?;
         let Some(generation) = running.gate.freeze()? else {
             let committed = running.gate.committed();
             self.flush_in_place(running, committed)?;
@@ -200,7 +202,7 @@ impl Commit<'_> {
     fn settle(&self) -> Result<Counts, TreeError> {
         let device_stats = self.write_device_stats()?;
         self.remove_empty_chunks()?;
-        self.write_checksums()?;
+        self.write_checksums(Logical(0)..Logical(u64::MAX))?;
         self.settle_quotas()?;
         for _ in 0..ROUNDS_MAX {
             let mut has_changed = self.write_chunks()?;

@@ -20,6 +20,9 @@ struct GateState {
     generation: Generation,
     members: usize,
     is_freezing: bool,
+    /// Threads that wait for the gate to open, and those of them that the next freeze lets pass.
+    waiting: usize,
+    passing: usize,
     /// Whether the running transaction has changes.
     is_changed: bool,
     /// The newest transaction whose commit is complete.
@@ -35,6 +38,8 @@ impl Gate {
             generation,
             members: 0,
             is_freezing: false,
+            waiting: 0,
+            passing: 0,
             is_changed: false,
             committed,
             cause: None,
@@ -66,8 +71,16 @@ impl Gate {
     /// Adds a member. Waits while the transaction is being frozen.
     pub(crate) fn join(&self) -> Result<Generation, TreeError> {
         let mut state = self.state();
-        while state.is_freezing {
-            state = self.changed.wait(state);
+        if state.is_freezing {
+            state.waiting = state.waiting.saturating_add(1);
+            while state.is_freezing {
+                state = self.changed.wait(state);
+            }
+            state.waiting = state.waiting.saturating_sub(1);
+            state.passing = state.passing.saturating_sub(1);
+            if state.passing == 0 {
+                self.changed.notify_all();
+            }
         }
         if let Some(cause) = &state.cause {
             return Err(read_only(cause));
@@ -107,9 +120,13 @@ impl Gate {
     }
 
     /// Closes the gate and waits until the last member ends. Returns the generation to commit, or
-    /// `None`, with the gate open again, if the transaction has no changes.
+    /// `None`, with the gate open again, if the transaction has no changes. Threads that have waited
+    /// for the gate when it was last opened for the same transaction join before it closes.
     pub(crate) fn freeze(&self) -> Result<Option<Generation>, TreeError> {
         let mut state = self.state();
+        while state.passing > 0 && state.cause.is_none() {
+            state = self.changed.wait(state);
+        }
         state.is_freezing = true;
         while state.members > 0 && state.cause.is_none() {
             state = self.changed.wait(state);
@@ -123,6 +140,14 @@ impl Gate {
             self.changed.notify_all();
         }
         frozen
+    }
+
+    /// Opens the gate for the same generation, in the middle of the early steps of its commit.
+    pub(crate) fn reopen(&self) {
+        let mut state = self.state();
+        state.passing = state.waiting;
+        state.is_freezing = false;
+        self.changed.notify_all();
     }
 
     /// Opens the gate for the next generation.
@@ -218,4 +243,51 @@ impl PanicState {
 
 fn read_only(cause: &Arc<TreeError>) -> TreeError {
     TreeError::ReadOnly { cause: Arc::clone(cause) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_thread_that_waits_joins_before_the_gate_closes_again() {
+        let gate = Gate::new(Generation(7));
+        gate.mark_changed();
+        let has_joined = AtomicBool::new(false);
+        for _ in 0..100 {
+            has_joined.store(false, Ordering::SeqCst);
+            assert_eq!(gate.freeze().unwrap(), Some(Generation(8)));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    assert_eq!(gate.join().unwrap(), Generation(8), "the same transaction");
+                    has_joined.store(true, Ordering::SeqCst);
+                    gate.end();
+                });
+                while gate.state().waiting == 0 {
+                    std::thread::yield_now();
+                }
+                gate.reopen();
+                assert_eq!(gate.freeze().unwrap(), Some(Generation(8)));
+                assert!(has_joined.load(Ordering::SeqCst));
+                gate.reopen();
+            });
+        }
+    }
+
+    #[test]
+    fn a_thread_that_waits_does_not_hold_up_a_gate_that_has_failed() {
+        let gate = Gate::new(Generation(7));
+        gate.mark_changed();
+        assert!(gate.freeze().unwrap().is_some());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| gate.join().unwrap_err());
+            while gate.state().waiting == 0 {
+                std::thread::yield_now();
+            }
+            gate.poison(TreeError::Panicked);
+            assert!(matches!(waits.join().unwrap(), TreeError::ReadOnly { .. }));
+        });
+        assert!(gate.freeze().is_err());
+    }
 }
