@@ -119,6 +119,9 @@ Options for -o:
                         ?partition=N behind the image)
   cache=N               maximum size of the cache of tree blocks, in bytes [64M]
   page_cache=N          maximum size of the page cache, clean and dirty, in bytes [256M]
+  pending=N             bytes of file data that may be on the devices and in no tree yet; overwrites
+                        of such data cost nothing there. Takes up to a twentieth of it of memory
+                        [1536M]
   threads=N             as --threads
   all_wait              let all threads wait for requests, instead of one thread on the CPU of the
                         caller

@@ -44,8 +44,6 @@ use std::sync::Arc;
 
 /// Bytes that an allocation run allocates at a time, so that successive writes are contiguous.
 const RUN_BYTES: u64 = 1 << 20;
-/// A pending extent counts as one pending write for each 16 KiB of it.
-const PENDING_BYTES: u64 = 16 << 10;
 /// Number of the first cluster that queues use. Those below it are for writeback
 /// ([`FileState::cluster`]).
 const FIRST_QUEUE_CLUSTER: u64 = 1 << 16;
@@ -220,14 +218,22 @@ impl FileState {
         self.shared.overlay().find_pending(range.start, range.end) != Err(range.end)
     }
 
-    /// Returns how many direct writes are in flight or completed and not in the trees yet. An
-    /// extent counts once for each 16 KiB: the space of what it replaces is not free before the
-    /// merge.
+    /// Returns how many writes are in flight or completed and not in the trees yet. An extent counts
+    /// once for each of its blocks: the space of what it replaces is not free before the merge.
     pub fn pending_writes(&self) -> u64 {
-        let overlay = self.shared.overlay();
-        let completed =
-            length(overlay.pending_count()).max(overlay.pending_bytes() / PENDING_BYTES);
+        let completed = self.shared.overlay().pending_bytes() / SECTOR_BYTES;
         self.shared.in_flight().writes_in_flight().1 + completed
+    }
+
+    /// Whether so many extents are pending that a writer merges them, with whatever is dirty.
+    pub(crate) fn has_many_extents(&self) -> bool {
+        let overlay = self.shared.overlay();
+        length(overlay.pending_count()) >= overlay.pending_bytes_max() / SECTOR_BYTES
+    }
+
+    /// Returns how many pending writes the file may have before some are merged.
+    pub fn pending_writes_max(&self) -> u64 {
+        self.shared.overlay().pending_bytes_max() / SECTOR_BYTES
     }
 
     /// The write target of a range, if all of it has the same.

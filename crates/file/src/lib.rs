@@ -50,6 +50,7 @@ mod fallocate;
 mod in_flight;
 mod merge;
 mod overlay;
+mod pending_total;
 mod read;
 mod sealed_file;
 mod shared_file;

@@ -33,6 +33,7 @@ use butternut_sys::frames::Frame;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::pending_total::PendingBytes;
 use crate::units::in_memory;
 
 /// The longest extent that a write creates, in bytes.
@@ -43,7 +44,7 @@ pub(crate) const EXTENT_BYTES_MAX: u64 = 128 << 20;
 pub(crate) struct Overlay {
     pages: FilePages,
     pending_extents: BTreeMap<u64, PendingExtent>,
-    pending_bytes: u64,
+    pending_bytes: PendingBytes,
     /// The compressed extents that pending extents show, by logical address.
     compressed: BTreeMap<Logical, CompressedUse>,
 }
@@ -178,9 +179,9 @@ impl PendingExtent {
 }
 
 impl Overlay {
-    pub(crate) fn new(pages: FilePages) -> Self {
+    pub(crate) fn new(pages: FilePages, pending_bytes: PendingBytes) -> Self {
         let (pending_extents, compressed) = (BTreeMap::new(), BTreeMap::new());
-        Self { pages, pending_extents, pending_bytes: 0, compressed }
+        Self { pages, pending_extents, pending_bytes, compressed }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -192,12 +193,17 @@ impl Overlay {
     }
 
     pub(crate) fn pending_bytes(&self) -> u64 {
-        self.pending_bytes
+        self.pending_bytes.get()
+    }
+
+    /// Returns how many pending bytes the overlay may hold.
+    pub(crate) fn pending_bytes_max(&self) -> u64 {
+        self.pending_bytes.limit()
     }
 
     /// Bytes of dirty blocks and pending extents. A block that is both counts twice.
     pub(crate) fn bytes(&self) -> u64 {
-        self.pending_bytes + length(self.pages.newer_pages()) * SECTOR_BYTES
+        self.pending_bytes() + length(self.pages.newer_pages()) * SECTOR_BYTES
     }
 
     /// End of the last dirty block or pending extent.
@@ -313,7 +319,7 @@ impl Overlay {
         let mut compressed = Vec::new();
         for start in starts {
             let Some(pending) = self.pending_extents.remove(start) else { continue };
-            self.pending_bytes -= pending.bytes;
+            self.pending_bytes.subtract(pending.bytes);
             if let Place::Compressed { extent, .. } = pending.place {
                 self.drop_use(&extent, 0);
                 compressed.push(extent.disk.logical);
@@ -340,7 +346,7 @@ impl Overlay {
     pub(crate) fn finish_merging(&mut self, merging: &[(u64, PendingExtent)]) {
         for start in self.remaining_of(merging) {
             if let Some(pending) = self.pending_extents.remove(&start) {
-                self.pending_bytes -= pending.bytes;
+                self.pending_bytes.subtract(pending.bytes);
             }
         }
     }
@@ -415,7 +421,7 @@ impl Overlay {
             .collect();
         for start in touched {
             let Some(pending) = self.pending_extents.remove(&start) else { continue };
-            self.pending_bytes -= pending.bytes;
+            self.pending_bytes.subtract(pending.bytes);
             let end = start + pending.bytes;
             let (from, to) = (range.start.max(start), range.end.min(end));
             match pending.place {
@@ -449,7 +455,7 @@ impl Overlay {
             return false;
         };
         let parts = (pending.part(0, bytes), pending.part(bytes, pending.bytes));
-        self.pending_bytes -= pending.bytes;
+        self.pending_bytes.subtract(pending.bytes);
         self.pending_extents.remove(&start);
         self.put(start, parts.0);
         self.put(start + bytes, parts.1);
@@ -461,6 +467,12 @@ impl Overlay {
     pub(crate) fn insert(&mut self, start: u64, mut pending: PendingExtent) -> Vec<DiskRange> {
         debug_assert!(start.is_multiple_of(SECTOR_BYTES), "law 1");
         debug_assert!(pending.bytes.is_multiple_of(SECTOR_BYTES) && pending.bytes > 0, "law 1");
+        if self.can_replace(start, &pending)
+            && let Some(place) = self.pending_extents.get_mut(&start)
+        {
+            let replaced = std::mem::replace(place, pending);
+            return vec![replaced.new_space(0, replaced.bytes)];
+        }
         let freed = self.cut(&(start..start + pending.bytes));
         let mut at = start;
         let before = self.pending_extents.range(..start).next_back().map(|(start, _)| *start);
@@ -471,7 +483,7 @@ impl Overlay {
         {
             // The left neighbour grows, so that appending to a file costs constant time and keeps
             // one extent.
-            self.pending_bytes += pending.bytes;
+            self.pending_bytes.add(pending.bytes);
             left.bytes += pending.bytes;
             left.checksums.append(&mut pending.checksums);
             at = before;
@@ -480,6 +492,29 @@ impl Overlay {
         }
         self.join_next(at);
         freed
+    }
+
+    /// Whether `pending` replaces exactly one pending extent, which was written in new space too,
+    /// and joins no neighbour: overwrites of single blocks do that again and again.
+    fn can_replace(&self, start: u64, pending: &PendingExtent) -> bool {
+        let is_new = |pending: &PendingExtent| matches!(pending.place, Place::New { .. });
+        let mut from_start = self.pending_extents.range(start..);
+        let Some((at, replaced)) = from_start.next() else { return false };
+        let is_alike = *at == start
+            && replaced.bytes == pending.bytes
+            && is_new(replaced)
+            && !replaced.is_merging
+            && is_new(pending);
+        if !is_alike {
+            return false;
+        }
+        let end = start + pending.bytes;
+        let joins_next =
+            from_start.next().is_some_and(|(at, next)| *at == end && pending.is_followed_by(next));
+        let before = self.pending_extents.range(..start).next_back();
+        let joins_before = before
+            .is_some_and(|(at, left)| at + left.bytes == start && left.is_followed_by(pending));
+        !joins_next && !joins_before
     }
 
     /// Inserts a pending extent that shows all of a new compressed extent, with its checksums.
@@ -521,7 +556,7 @@ impl Overlay {
             Some(start + pending.bytes),
             "law 1: pending extents do not overlap"
         );
-        self.pending_bytes += pending.bytes;
+        self.pending_bytes.add(pending.bytes);
         self.pending_extents.insert(start, pending);
     }
 }

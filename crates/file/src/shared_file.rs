@@ -28,6 +28,7 @@
 use crate::error_sequence::ErrorSequence;
 use crate::in_flight::InFlightTable;
 use crate::overlay::{CompressedExtent, Found, Overlay, Place};
+use crate::pending_total::PendingBytes;
 use crate::sealed_file::SealedFile;
 use crate::target::Target;
 use crate::units::in_memory;
@@ -105,9 +106,14 @@ pub(crate) enum Layer {
 pub struct InFlight(Arc<SharedFile>);
 
 impl SharedFile {
-    pub(crate) fn new(pages: FilePages, size: u64, has_checksums: bool) -> Self {
+    pub(crate) fn new(
+        pages: FilePages,
+        pending_bytes: PendingBytes,
+        size: u64,
+        has_checksums: bool,
+    ) -> Self {
         Self {
-            overlay: RwLock::new(Overlay::new(pages.clone())),
+            overlay: RwLock::new(Overlay::new(pages.clone(), pending_bytes)),
             pages,
             size: AtomicU64::new(size),
             has_checksums: AtomicBool::new(has_checksums),

@@ -22,6 +22,7 @@ use crate::extent_map::plan::Plan;
 use crate::extent_map::resolve::Resolved;
 use crate::extent_map::view::FileView;
 use crate::in_flight::{RequestOwner, RequestOwners};
+use crate::pending_total::PendingTotal;
 use crate::shared_file::SharedFile;
 use crate::spare_buffers::SpareBuffers;
 use butternut_format::units::TreeId;
@@ -59,6 +60,10 @@ pub struct SourceOptions {
     pub verity_cache_bytes: usize,
     /// The page cache: file data, clean and dirty.
     pub page_cache_bytes: usize,
+    /// Bytes of pending extents that all files may have together, and each file as many as the
+    /// others leave: about 180 bytes of memory for each 4 KiB at most. A file may have 256 MiB in
+    /// any case.
+    pub pending_bytes: u64,
     /// Whether, and how, data is compressed when it is written.
     pub compress: Option<Compress>,
 }
@@ -72,6 +77,7 @@ impl Default for SourceOptions {
             decompressed_cache_bytes: 8 << 20,
             verity_cache_bytes: 2 << 20,
             page_cache_bytes: 256 << 20,
+            pending_bytes: 3 << 29,
             compress: None,
         }
     }
@@ -96,6 +102,7 @@ struct Shared {
     idle: Mutex<Vec<Workspace>, rank::Workspaces>,
     spare_buffers: SpareBuffers,
     pages: PageCache,
+    pending: PendingTotal,
     has_flusher: AtomicBool,
     compress: Option<Compress>,
     request_owners: RequestOwners,
@@ -133,6 +140,7 @@ impl Source {
             idle: Mutex::default(),
             spare_buffers: SpareBuffers::default(),
             pages: PageCache::new(CacheLimits::of(options.page_cache_bytes)),
+            pending: PendingTotal::new(options.pending_bytes),
             has_flusher: AtomicBool::new(false),
             compress: options.compress,
             request_owners: RequestOwners::default(),
@@ -279,6 +287,10 @@ impl Source {
     /// Returns the error of [`Source::take_unreported_error`], and leaves it for other callers.
     pub fn peek_unreported_error(&self) -> Option<FileError> {
         self.0.errors.peek_unreported()
+    }
+
+    pub(crate) fn pending(&self) -> &PendingTotal {
+        &self.0.pending
     }
 
     pub(crate) fn request_owners(&self) -> &RequestOwners {

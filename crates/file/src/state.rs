@@ -111,7 +111,8 @@ impl FileState {
     pub fn new(source: &Source, tree: &Tree, ino: Ino, inode: &Inode) -> Self {
         let view = FileView::new(tree.clone(), ino, inode);
         let pages = source.pages().file(view.key());
-        let shared = Arc::new(SharedFile::new(pages, view.size(), view.has_checksums()));
+        let (pending, has_checksums) = (source.pending().file(), view.has_checksums());
+        let shared = Arc::new(SharedFile::new(pages, pending, view.size(), has_checksums));
         Self {
             source: source.clone(),
             view: view.with_shared(Arc::clone(&shared)),

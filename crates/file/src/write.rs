@@ -39,8 +39,6 @@ use std::ops::Range;
 const DIRECT_BYTES_MIN: usize = 256 << 10;
 /// A large write is expected to become extents of at least this many blocks.
 const BLOCKS_PER_EXTENT: u64 = 16;
-/// Maximum number of pending extents of one file.
-pub(crate) const FILE_PENDING_MAX: usize = 1 << 16;
 /// Bytes that are buffered in one step. When space runs out, the step is retried with one block.
 const BUFFER_BYTES_MAX: usize = 256 << 10;
 
@@ -454,7 +452,7 @@ impl FileState {
             // Writeback records its errors itself.
             self.write_back().ok();
         }
-        if self.shared.overlay().pending_count() >= FILE_PENDING_MAX {
+        if self.has_many_extents() {
             self.drain();
             // Data that is lost is recorded. Everything else is merged by the next sync, which
             // meets the same error.

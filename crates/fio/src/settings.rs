@@ -34,6 +34,10 @@ const OPTIONS: [(&str, Set); 7] = [
         settings.options.page_cache_bytes = bytes(value).ok_or(WANT_BYTES)?;
         Ok(())
     }),
+    ("pending", |settings, value| {
+        settings.options.pending_bytes = bytes(value).ok_or(WANT_BYTES)?;
+        Ok(())
+    }),
     ("threads", |settings, value| {
         let number = value.parse().map_err(|_| "a number of threads, 0 for one per core")?;
         settings.options.workers = number;

@@ -89,6 +89,7 @@ impl Filesystem {
         let caches = SourceOptions {
             compress: options.compress,
             page_cache_bytes: usize::try_from(options.page_cache_bytes).unwrap_or(usize::MAX),
+            pending_bytes: options.pending_bytes,
             ..SourceOptions::default()
         };
         let source = Source::open(Arc::clone(&forest), Arc::new(workers), caches)?;

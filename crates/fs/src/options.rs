@@ -97,6 +97,10 @@ pub struct MountOptions {
     pub node_cache_bytes: u64,
     /// Size of the page cache, clean and dirty, in bytes.
     pub page_cache_bytes: u64,
+    /// Bytes of data that may be on the devices and not in the trees yet, of all files together; a
+    /// file may have 256 MiB in any case. Each 4 KiB of them take about 180 bytes of memory where
+    /// they were written one by one, and keep the space of what they replace in use until a merge.
+    pub pending_bytes: u64,
     /// Number of inodes to keep in memory, besides those in use: about 200 bytes each, or 400 bytes
     /// on a volume that is open for writing.
     pub inode_cache_entries: usize,
@@ -128,6 +132,7 @@ impl Default for MountOptions {
             subvolume: Subvolume::Default,
             node_cache_bytes: 64 << 20,
             page_cache_bytes: 256 << 20,
+            pending_bytes: 3 << 29,
             inode_cache_entries: 128 << 10,
             workers: 0,
             ignore_log: false,
@@ -170,6 +175,7 @@ setters! { MountOptions:
     subvolume: Subvolume,
     node_cache_bytes: u64,
     page_cache_bytes: u64,
+    pending_bytes: u64,
     inode_cache_entries: usize,
     workers: usize,
     ignore_log: bool,

@@ -40,6 +40,7 @@ const MOUNT_OPTIONS: [&str; 36] = [
     "offset=",
     "cache=",
     "page_cache=",
+    "pending=",
     "threads=",
     "all_wait",
     "blkdev",

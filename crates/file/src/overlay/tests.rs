@@ -1,6 +1,7 @@
 //! The overlay against a model: a vector with the expected state of each block.
 
 use super::*;
+use crate::pending_total::PendingTotal;
 use butternut_pages::{CacheLimits, CacheMode, FileKey, PageCache, Tag};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -110,7 +111,8 @@ struct Checked {
 impl Checked {
     fn new() -> Self {
         let cache = PageCache::new(CacheLimits::of(4 << 20));
-        let overlay = Overlay::new(cache.file(FileKey { tree: 5, ino: 257 }));
+        let pending_bytes = PendingTotal::default().file();
+        let overlay = Overlay::new(cache.file(FileKey { tree: 5, ino: 257 }), pending_bytes);
         let (model, dirty, used) = Default::default();
         let merging = Vec::new();
         Self { cache, overlay, model, dirty, used, next: 0, merging, was_stopped: false }

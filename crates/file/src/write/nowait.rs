@@ -15,7 +15,7 @@
 use crate::error::FileError;
 use crate::state::FileState;
 use crate::state::backing::Backing;
-use crate::write::{DIRECT_BYTES_MIN, FILE_PENDING_MAX};
+use crate::write::DIRECT_BYTES_MIN;
 use butternut_format::units::{SECTOR_BYTES, length};
 use butternut_sys::wait::Wait;
 
@@ -42,7 +42,7 @@ impl FileState {
         let starts_writeback = !self.source.has_flusher()
             && (bytes >= DIRECT_BYTES_MIN
                 || self.source.should_write_back(self.dirty_bytes() + more));
-        let starts_merge = self.shared.overlay().pending_count() >= FILE_PENDING_MAX;
+        let starts_merge = self.has_many_extents();
         let is_fit = is_below_limits && !starts_writeback && !starts_merge;
         is_fit.then_some(()).ok_or(FileError::WouldBlock)
     }

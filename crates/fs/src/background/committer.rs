@@ -13,7 +13,6 @@
 use crate::background::signal::{Signal, Work};
 use crate::error::may_block;
 use crate::filesystem::Shared;
-use crate::inode::table::InodeEntry;
 use crate::server::LossReport;
 use crate::stats::latency::Operation;
 use crate::write_state::WriteState;
@@ -32,10 +31,6 @@ const DIRTY_TREE_BYTES_MAX: u64 = 256 << 20;
 
 /// Number of dirty inodes at which a writer writes all of them back itself.
 const DIRTY_INODES_MAX: usize = 64 << 10;
-
-/// Number of pending writes of a file that a background merge leaves for the next merge. By then,
-/// extents between them are pending too, and all are merged together.
-const PENDING_MIN: u64 = 24 << 10;
 
 /// The thread, which ends when this is dropped.
 #[derive(Debug)]
@@ -59,7 +54,12 @@ impl Committer {
                 match signal_of_thread.next_work(every) {
                     // A failure is kept: the volume is read-only then, with the cause.
                     Work::Commit => drop(filesystem.write_back_and_commit()),
-                    Work::Merge(entries) => filesystem.merge_queued(&entries),
+                    Work::Merge(entries) => {
+                        let write_state = filesystem.shared.write_state.as_ref();
+                        if let Some(write_state) = write_state.filter(|it| !it.is_abandoned()) {
+                            filesystem.merge_queued(write_state, &entries);
+                        }
+                    }
                     Work::Stop => return,
                 }
             }
@@ -216,18 +216,6 @@ impl Filesystem {
             write_state.signal.changed();
         }
         (written, committed)
-    }
-
-    /// Merges the pending extents of some files. A file keeps an error of it for its next sync.
-    fn merge_queued(&self, entries: &[Arc<InodeEntry>]) {
-        let Some(write_state) =
-            self.shared.write_state.as_ref().filter(|write_state| !write_state.is_abandoned())
-        else {
-            return;
-        };
-        for entry in entries {
-            drop(self.merge_down_to(write_state, entry, PENDING_MIN));
-        }
     }
 
     /// Commits. The first call that finds that commits have become impossible returns the cause as

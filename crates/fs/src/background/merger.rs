@@ -23,6 +23,9 @@ use std::sync::atomic::Ordering;
 /// Files in one batch, whose inode locks are held together.
 const FILES_PER_BATCH: usize = 128;
 
+/// Writes of a file that may be pending when it is locked exclusively to merge the rest.
+const PENDING_LEFT: u64 = 1 << 10;
+
 /// How much of a file is merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MergeScope {
@@ -102,21 +105,45 @@ impl Filesystem {
         self.write_back_batch(write_state, std::slice::from_ref(entry), MergeScope::Whole)
     }
 
-    /// Merges pending extents of a file until at most `pending_max` writes are pending. Releases
-    /// the inode lock between one part and the next.
+    /// Merges pending extents of a file until at most as many writes are pending as `left` says, of
+    /// the number that may be pending. Releases the inode lock between one part and the next.
     pub(crate) fn merge_down_to(
         &self,
         write_state: &WriteState,
         entry: &Arc<InodeEntry>,
-        pending_max: u64,
+        left: impl Fn(u64) -> u64,
     ) -> Result<()> {
-        let pending = || entry.lock_shared().file.as_deref().map_or(0, FileState::pending_writes);
-        while pending() > pending_max {
+        let has_more = || {
+            let state = entry.lock_shared();
+            let file = state.file.as_deref();
+            file.is_some_and(|file| file.pending_writes() > left(file.pending_writes_max()))
+        };
+        while has_more() {
             let merges = write_state.merges.share();
             let is_merged = merge_shared(entry);
             drop(merges);
             if !is_merged? {
                 self.write_back_batch(write_state, std::slice::from_ref(entry), MergeScope::Part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Merges pending extents of a file until few are left, while other threads read and write it.
+    /// Ends after a number of parts that follows from the number of writes that are pending at the
+    /// beginning, also if others add as many meanwhile.
+    fn merge_ahead(&self, write_state: &WriteState, entry: &InodeEntry) -> Result<()> {
+        let pending = || entry.lock_shared().file.as_deref().map_or(0, FileState::pending_writes);
+        let parts_max = 2 * pending() / PENDING_LEFT;
+        for _ in 0..parts_max {
+            if pending() <= PENDING_LEFT {
+                break;
+            }
+            let merges = write_state.merges.share();
+            let is_merged = merge_shared(entry);
+            drop(merges);
+            if !is_merged? {
+                break;
             }
         }
         Ok(())
@@ -130,11 +157,15 @@ impl Filesystem {
         batch: &[Arc<InodeEntry>],
         scope: MergeScope,
     ) -> Result<()> {
-        let mut flushed = Ok(());
-        if scope == MergeScope::Whole && self.shared.source.has_flusher() {
-            flushed = self.flush_files(batch, WritebackReason::Sync);
+        let mut written = Ok(());
+        if scope == MergeScope::Whole {
+            if self.shared.source.has_flusher() {
+                written = self.flush_files(batch, WritebackReason::Sync);
+            }
+            // What fails here fails again below, or not at all.
+            batch.iter().for_each(|entry| drop(self.merge_ahead(write_state, entry)));
         }
-        flushed.and(self.merge_files(write_state, batch, scope))
+        written.and(self.merge_files(write_state, batch, scope))
     }
 
     /// Merges files, in ascending order of their ids.

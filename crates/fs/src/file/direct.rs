@@ -19,7 +19,7 @@ use crate::file::alter::Times;
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::write_state::WriteState;
 use crate::{Error, File, Filesystem, Privileges, Result};
-use butternut_file::{AllocationRun, DirectWrite, FileState};
+use butternut_file::{AllocationRun, DirectWrite};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::length;
 use butternut_sys::lock::RwLockReadGuard;
@@ -32,13 +32,10 @@ use std::time::Duration;
 
 const SECTOR: usize = 4096;
 
-/// Writes of one file whose extents are pending, so in no tree yet: the number at which the
-/// committer is woken to merge them, and the number at which a writer merges some itself.
-const PENDING_KICK: u64 = 32 << 10;
-const PENDING_MAX: u64 = 64 << 10;
+/// What a writer merges itself when too many writes are pending.
 const PENDING_STEP: u64 = 2 << 10;
-/// Delay of a queue's write at [`PENDING_MAX`] pending writes. With fewer, the delay is this times
-/// the square of the fraction of the way from [`PENDING_KICK`]. So queues slow down to the rate of
+/// Delay of a queue's write when as many writes are pending as may be. With fewer, the delay is this
+/// times the square of the fraction of the way from [`kick`]. So queues slow down to the rate of
 /// merging without stopping.
 const PAUSE_MAX: Duration = Duration::from_micros(40);
 /// How many writes of a file are pending.
@@ -62,17 +59,33 @@ pub(crate) fn is_block_aligned(offset: u64, bytes: usize) -> bool {
 
 impl Pending {
     pub(crate) fn of(state: &InodeState) -> Self {
-        match state.file.as_deref().map_or(0, FileState::pending_writes) {
-            PENDING_MAX.. => Self::TooMany,
-            count @ PENDING_KICK.. => Self::Many { count, pause: pause(count) },
-            _ => Self::Few,
+        let Some(file) = state.file.as_deref() else { return Self::Few };
+        let (count, max) = (file.pending_writes(), file.pending_writes_max());
+        if count >= max {
+            Self::TooMany
+        } else if count >= kick(max) {
+            Self::Many { count, pause: pause(count, max) }
+        } else {
+            Self::Few
         }
     }
 }
 
-/// Returns the delay of a queue's write with `pending` pending writes.
-fn pause(pending: u64) -> Duration {
-    let part = |most: u64| most * (pending - PENDING_KICK) / (PENDING_MAX - PENDING_KICK);
+/// Returns the number of pending writes at which the committer is woken to merge some, of at most
+/// `max`.
+fn kick(max: u64) -> u64 {
+    max / 4 * 3
+}
+
+/// Returns the number of pending writes that a background merge leaves for the next merge, of at
+/// most `max`. By then, extents between them are pending too, and all are merged together.
+fn left(max: u64) -> u64 {
+    max / 2
+}
+
+/// Returns the delay of a queue's write with `pending` pending writes, of at most `max`.
+fn pause(pending: u64, max: u64) -> Duration {
+    let part = |most: u64| most * (pending - kick(max)) / (max - kick(max)).max(1);
     let nanos = u64::try_from(PAUSE_MAX.as_nanos()).unwrap_or(u64::MAX);
     Duration::from_nanos((part(nanos) * part(1 << 10)) >> 10)
 }
@@ -81,7 +94,15 @@ impl Filesystem {
     /// Merges pending extents until there is room for more. The file keeps an error of it for the
     /// next sync.
     pub(crate) fn merge_excess(&self, write_state: &WriteState, entry: &Arc<InodeEntry>) {
-        drop(self.merge_down_to(write_state, entry, PENDING_MAX - PENDING_STEP));
+        drop(self.merge_down_to(write_state, entry, |max| max.saturating_sub(PENDING_STEP)));
+    }
+
+    /// Merges pending extents of some files for their writers. A file keeps an error of it for its
+    /// next sync.
+    pub(crate) fn merge_queued(&self, write_state: &WriteState, entries: &[Arc<InodeEntry>]) {
+        for entry in entries {
+            drop(self.merge_down_to(write_state, entry, left));
+        }
     }
 
     /// Takes the inode lock shared for a direct write, if the inode's subvolume is writable (law

@@ -15,7 +15,7 @@ use crate::volume::arg::{self, VolumeArg};
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
      user_subvol_rm_allowed, \
-     offset=N, cache=N, page_cache=N, threads=N, all_wait, blkdev, uncached, parallel_direct, \
+     offset=N, cache=N, page_cache=N, pending=N, threads=N, all_wait, blkdev, uncached, parallel_direct, \
      writeback, nologreplay, norecovery, fsname=NAME, dev, suid, exec, and their opposites; \
      remount";
 
@@ -97,6 +97,7 @@ impl ParsedOptions {
             ("offset", false) => self.offset = Some(offset(&text, value)?),
             ("cache", false) => self.volume.node_cache_bytes = number()?,
             ("page_cache", false) => self.volume.page_cache_bytes = number()?,
+            ("pending", false) => self.volume.pending_bytes = number()?,
             ("compress" | "compress-force", _) => {
                 let is_forced = name == "compress-force";
                 self.volume.compress = compress(value, is_forced)
