@@ -9,7 +9,8 @@ use butternut_judges::{command, trial};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-const CASES: [&str; 7] = ["ours", "mounted", "signed", "theirs", "cut", "killed", "synced"];
+const CASES: [&str; 8] =
+    ["ours", "mounted", "signed", "theirs", "cut", "killed", "synced", "unnamed"];
 
 fn main() -> ExitCode {
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());

@@ -202,7 +202,8 @@ impl Filesystem {
         if inode.is_none() || related.needs_names(id.ino)? {
             related.add_names(id.ino)?;
         }
-        if inode.is_some() {
+        if let Some(inode) = &inode {
+            related.require_loggable_seal(inode)?;
             related.add_entries(&changes.entries)?;
         }
         let missing = related.missing();

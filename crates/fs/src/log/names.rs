@@ -33,6 +33,10 @@
 //!    directory, and its extended reference only if the last commit has no other reference in the
 //!    same item, but those that are logged. Names with one hash share an item: those that were
 //!    removed since come back in a replay, and the item may be full.
+//! 8. A sealed inode is logged only if the last commit has it sealed, and with a name. The log has
+//!    no items of fs-verity, and a flag without them makes a file unreadable. An inode without a
+//!    name has an orphan item, which a replay keeps: with a name, it means that the seal was not
+//!    completed, and the next mount removes the items.
 //!
 //! Left to others: the contents of the synced inode ([`log`](super)).
 
@@ -169,6 +173,12 @@ impl<'a> RelatedLog<'a> {
         let committed = names::inode(&self.committed, Ino(ino))?;
         let is_logged = !self.log.logged_names(self.tree.id(), ino).is_empty();
         Ok(is_logged || committed.is_some_and(|inode| inode.nlink > 0))
+    }
+
+    /// Requires that the seal of the synced inode, if it has one, can be logged (law 8).
+    pub(super) fn require_loggable_seal(&self, inode: &Inode) -> Logged<()> {
+        let committed = names::inode(&self.committed, Ino(self.synced))?;
+        require_loggable_seal(inode, committed.as_ref())
     }
 
     /// Returns the inodes that have to be locked, too (law 4).
@@ -358,11 +368,7 @@ impl<'a> RelatedLog<'a> {
             let mut raw = RawInodeItem::read_from_bytes(item.data())
                 .map_err(|_| Stop(CommitReason::Unreadable))?;
             let committed = names::inode(&self.committed, Ino(ino))?;
-            let is_sealed = |inode: &Inode| inode.flags.contains(InodeFlags::VERITY);
-            if is_sealed(inode) && !committed.as_ref().is_some_and(is_sealed) {
-                // As for the inode that is synced: the log has no items of fs-verity.
-                return Err(Stop(CommitReason::Sealed));
-            }
+            require_loggable_seal(inode, committed.as_ref())?;
             let is_whole = inode.kind != FileKind::File && committed.is_none();
             if !is_whole {
                 raw.generation.set(0);
@@ -421,6 +427,15 @@ impl<'a> RelatedLog<'a> {
         }
         Ok(())
     }
+}
+
+/// Requires of a sealed inode that the last commit has it sealed, and with a name (law 8).
+fn require_loggable_seal(inode: &Inode, committed: Option<&Inode>) -> Logged<()> {
+    let is_sealed = |inode: &Inode| inode.flags.contains(InodeFlags::VERITY);
+    if is_sealed(inode) && !committed.is_some_and(|was| is_sealed(was) && was.nlink > 0) {
+        return Err(Stop(CommitReason::Sealed));
+    }
+    Ok(())
 }
 
 /// Returns the names of an inode.
