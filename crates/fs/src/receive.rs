@@ -20,8 +20,8 @@
 //! 4. The parent and the sources of clones are read-only from the first command that names them
 //!    until the subvolume is complete or deleted: calls that would delete them or make them
 //!    writable fail meanwhile (`source`).
-//! 5. A server can end a receive also in the midst of a command that copies data: the size of such
-//!    a copy is in the stream, and the data is not.
+//! 5. A server or a signal can end a receive also in the midst of a command that copies or seals
+//!    data: the size of it is in the stream, and the data is not (`limits`).
 //! 6. An error names the command, its number and its place in the stream.
 //!
 //! Inodes of a received subvolume, its root among them, inherit no attributes from their
@@ -31,11 +31,13 @@ mod apply;
 mod data;
 mod finish;
 pub(crate) mod in_progress;
+mod limits;
 mod reader;
 mod resume;
 mod serving;
 mod source;
 
+pub use limits::SEALED_BYTES_FIELD;
 pub use reader::{CommandPlace, StreamReader};
 pub use serving::ReceiveServing;
 
@@ -188,7 +190,8 @@ impl Filesystem {
         (checkpoint_bytes, serving): (Option<u64>, Option<ReceiveServing<'_>>),
         report: &mut ReceiveReport,
     ) -> Result<()> {
-        let receiver = Receiver::new(self, dir, checkpoint_bytes, report);
+        let limits = stream.limits().clone();
+        let receiver = Receiver::new(self, dir, checkpoint_bytes, limits, report);
         let mut receiver = match serving {
             Some(serving) => receiver.serving(serving),
             None => receiver,

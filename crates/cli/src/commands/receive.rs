@@ -44,7 +44,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &ReceiveArgs, out: &mut Output) -> 
         }
         let interrupt = Interrupt::start()?;
         let input = Input::open(args, Some(interrupt.clone()))?;
-        let done = mounted::run(global, &mounted, args.resume, input, out);
+        let done = mounted::run(global, &mounted, args.resume, (input, &interrupt), out);
         return finish(&interrupt, done, out);
     }
     let volume = VolumeArgs { volume };

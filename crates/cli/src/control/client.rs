@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc;
@@ -152,7 +152,7 @@ pub(crate) fn request_receive(
     command: &str,
     (target, numbers): (&Path, (u32, u32)),
     request: ReceiveRequest,
-    input: &mut dyn Read,
+    input: (&mut dyn Read, BorrowedFd<'_>),
 ) -> Result<(ReceiveResult, Option<io::Error>), Failure> {
     let user = owner_at(command, target, numbers)?;
     let failed = |error: &io::Error| {

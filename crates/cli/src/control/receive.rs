@@ -25,6 +25,7 @@
 
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -34,6 +35,8 @@ use butternut::receive::{
 use butternut::server::FilesystemExt;
 use butternut::{FileKind, Filesystem};
 use butternut_fuse::HiddenNames;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::stream::{Connection, PART_BYTES_MAX};
@@ -188,20 +191,41 @@ impl Read for PartReader<'_> {
     }
 }
 
-/// Sends the input to the process of a mount. Returns the line of its response, and why the input
-/// has failed if it has.
+/// Why the input of a receive ends early.
+pub(crate) const INTERRUPTED: &str = "a signal has ended the receive";
+
+/// Waits until the process has sent something, or `interrupted` can be read. Returns whether only
+/// the latter is the case.
+fn is_interrupted(stream: &UnixStream, interrupted: BorrowedFd<'_>) -> io::Result<bool> {
+    loop {
+        let mut events =
+            [PollFd::new(stream, PollFlags::IN), PollFd::new(&interrupted, PollFlags::IN)];
+        match poll(&mut events, None) {
+            Ok(_) => return Ok(events[0].revents().is_empty()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Sends the input to the process of a mount, until `interrupted` can be read. Returns the line of
+/// its response, and why the input has failed if it has.
 ///
 /// # Errors
 /// The connection ends without a response, or has something else.
 pub(super) fn send_input(
     stream: &mut UnixStream,
-    input: &mut dyn Read,
+    (input, interrupted): (&mut dyn Read, BorrowedFd<'_>),
     until: impl FnOnce() -> Instant,
 ) -> io::Result<(Vec<u8>, Option<io::Error>)> {
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     let (mut part, mut is_at_end, mut failed) = (Vec::new(), false, None);
     loop {
+        if failed.is_none() && is_interrupted(stream, interrupted)? {
+            stream.shutdown(Shutdown::Write)?;
+            (is_at_end, failed) = (true, Some(io::Error::other(INTERRUPTED)));
+        }
         let mut first = [0];
         stream.read_exact(&mut first)?;
         if first[0] != WANTED {
@@ -211,6 +235,10 @@ pub(super) fn send_input(
         }
         let mut wanted = [0; 4];
         stream.read_exact(&mut wanted)?;
+        if failed.is_some() {
+            // Requested before the process knew.
+            continue;
+        }
         let wanted = usize::try_from(u32::from_le_bytes(wanted)).unwrap_or(usize::MAX);
         if wanted > PART_BYTES_MAX || is_at_end {
             return Err(io::Error::new(ErrorKind::InvalidData, "more than the input is requested"));
@@ -246,6 +274,7 @@ pub(super) fn send_input(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     fn pair() -> (UnixStream, UnixStream) {
         UnixStream::pair().unwrap()
@@ -253,7 +282,7 @@ mod tests {
 
     #[test]
     fn the_client_reads_what_the_process_wants_and_no_more() {
-        let ((server, mut client), (_end, ended)) = (pair(), pair());
+        let ((server, mut client), (end, ended)) = (pair(), pair());
         let bytes: Vec<u8> = (0..1_000_000_u32).map(|number| (number % 251) as u8).collect();
         let mut input = &bytes[..];
         std::thread::scope(|scope| {
@@ -267,7 +296,7 @@ mod tests {
                 connection.send_all(&line).unwrap();
             });
             let soon = || Instant::now() + std::time::Duration::from_mins(1);
-            let (line, failed) = send_input(&mut client, &mut input, soon).unwrap();
+            let (line, failed) = send_input(&mut client, (&mut input, end.as_fd()), soon).unwrap();
             assert_eq!(line, b"{\"ok\":null}");
             assert!(failed.is_none());
         });
@@ -282,7 +311,7 @@ mod tests {
                 Err(io::Error::other("intended"))
             }
         }
-        let ((server, mut client), (_end, ended)) = (pair(), pair());
+        let ((server, mut client), (end, ended)) = (pair(), pair());
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let connection = Connection::new(&server, &ended).unwrap();
@@ -293,7 +322,8 @@ mod tests {
                 connection.send_all(&line).unwrap();
             });
             let soon = || Instant::now() + std::time::Duration::from_mins(1);
-            let (line, failed) = send_input(&mut client, &mut Failing, soon).unwrap();
+            let (line, failed) =
+                send_input(&mut client, (&mut Failing, end.as_fd()), soon).unwrap();
             assert_eq!(line, b"{\"ok\":null}");
             assert_eq!(failed.unwrap().to_string(), "intended");
         });
@@ -328,10 +358,10 @@ mod tests {
     #[test]
     fn a_process_that_requests_more_than_the_input_is_refused() {
         for requests in [&b"R\0\0\0\x01"[..], b"R\x01\0\0\0R\x01\0\0\0", b"R\x01", b""] {
-            let (mut server, mut client) = pair();
+            let ((mut server, mut client), (end, _ended)) = (pair(), pair());
             server.write_all(requests).unwrap();
             server.shutdown(std::net::Shutdown::Write).unwrap();
-            let sent = send_input(&mut client, &mut io::empty(), Instant::now);
+            let sent = send_input(&mut client, (&mut io::empty(), end.as_fd()), Instant::now);
             assert!(sent.is_err(), "{requests:?}");
         }
     }

@@ -169,8 +169,8 @@ pub(super) fn is_ended(ended: &UnixStream) -> bool {
 
 /// Returns whether the client of a connection has closed it.
 pub(super) fn is_closed(stream: &UnixStream) -> bool {
-    // HUP is always reported.
-    has_event(PollFd::new(stream, PollFlags::empty()))
+    // HUP is always reported. A client whose input ends early closes one direction.
+    has_event(PollFd::new(stream, PollFlags::RDHUP))
 }
 
 fn has_event(polled: PollFd<'_>) -> bool {
@@ -261,6 +261,8 @@ mod tests {
         let (end, ended) = UnixStream::pair().unwrap();
         (&client).write_all(b"request").unwrap();
         assert!(!is_closed(&server) && !is_ended(&ended));
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(is_closed(&server));
         drop(client);
         drop(end);
         assert!(is_closed(&server) && is_ended(&ended));

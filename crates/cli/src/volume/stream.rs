@@ -12,7 +12,8 @@
 //!    one command besides the caches of a volume. The volume is never larger than the space that is
 //!    free for the temporary file, so that a stream which decompresses to more ends with no space,
 //!    nor than a file may be.
-//! 4. The volume is opened for reading only, and commands that change a volume refuse a stream.
+//! 4. The time is bounded, too: a stream that seals far more than it has is refused.
+//! 5. The volume is opened for reading only, and commands that change a volume refuse a stream.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use butternut::device::{Alignment, Counters, Device, DeviceError, FileDevice, OpenDevice};
-use butternut::receive::{StreamEnd, StreamReader};
+use butternut::receive::{SEALED_BYTES_FIELD, StreamEnd, StreamReader};
 use butternut::{DevicePath, Error, Filesystem, MountOptions, Subvolume};
 use butternut_format::stream::STREAM_MAGIC;
 use butternut_mkfs::MkfsOptions;
@@ -120,7 +121,7 @@ pub(crate) fn filesystem(arg: &VolumeArg, options: &MountOptions) -> Result<File
 fn receive(filesystem: &Filesystem, stream: &DevicePath) -> Result<(), Failure> {
     let name = stream.path.display().to_string();
     let input = open(stream).map_err(|error| Failure::io(name.clone(), &error))?;
-    let mut reader = StreamReader::new(BufReader::with_capacity(INPUT_BYTES, input));
+    let mut reader = StreamReader::new(BufReader::with_capacity(INPUT_BYTES, input)).limit_seals();
     let received = filesystem.receive(filesystem.root(), &mut reader, StreamEnd::Input);
     received.map(drop).map_err(|error| {
         let failure = Failure::of(name, &error);
@@ -133,6 +134,9 @@ fn hint(error: &Error) -> Option<&'static str> {
     let Error::Receive { source, .. } = error else { return None };
     if matches!(&**source, Error::Stream(refused) if refused.field() == "CLONE_UUID") {
         return Some("name the stream of that subvolume before this one, as FIRST,SECOND");
+    }
+    if matches!(&**source, Error::Stream(refused) if refused.field() == SEALED_BYTES_FIELD) {
+        return Some("`butternut receive` seals files of any size in a volume");
     }
     if matches!(**source, Error::Exists) {
         return Some("name only streams that make different names");

@@ -14,7 +14,10 @@ const FIRST: Uuid = Uuid([1; 16]);
 const SECOND: Uuid = Uuid([2; 16]);
 
 fn write(path: &Path, commands: &[Command<'_>]) -> String {
-    let version = StreamVersion::Two;
+    write_as(StreamVersion::Two, path, commands)
+}
+
+fn write_as(version: StreamVersion, path: &Path, commands: &[Command<'_>]) -> String {
     let mut bytes = version.encode().to_vec();
     for command in commands.iter().chain([&Command::End]) {
         command.encode(version, &mut bytes).unwrap();
@@ -125,6 +128,36 @@ fn damaged_streams_and_mixtures_are_refused() {
 }
 
 /// The temporary file has no name, and a directory where it cannot be is named.
+/// A few bytes make a file of any size, and a seal hashes all of it.
+#[test]
+fn a_stream_that_seals_far_more_than_it_has_is_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let sealed = |size| {
+        let commands = [
+            Command::Subvol { path: b"one", uuid: FIRST, ctransid: 7 },
+            Command::Mkfile { path: b"file", ino: 257 },
+            Command::Truncate { path: b"file", size },
+            Command::EnableVerity {
+                path: b"file",
+                algorithm: 1,
+                block_bytes: 4096,
+                salt: b"",
+                signature: b"",
+            },
+        ];
+        write_as(StreamVersion::Three, &scratch.path().join("sealed"), &commands)
+    };
+    let refused = butternut(&["ls", &sealed(1 << 48)]).failure();
+    for part in [
+        "command 4 at byte ",
+        ": bytes of sealed files: have 281474976710656, want at most ",
+        "(`butternut receive` seals files of any size in a volume)",
+    ] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    assert_eq!(butternut(&["ls", &sealed(64 << 20), "one"]).ok(), "file\n");
+}
+
 #[test]
 fn a_stream_leaves_no_file_in_its_temporary_directory() {
     let scratch = tempfile::tempdir().unwrap();

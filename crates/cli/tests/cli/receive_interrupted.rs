@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Stdio};
 use std::thread::yield_now;
 
-use butternut_format::stream::Command;
+use butternut_format::stream::{Command, StreamVersion};
 use butternut_format::uuid::Uuid;
 use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, Signal, kill_process};
@@ -70,6 +70,30 @@ fn a_signal_deletes_the_incomplete_subvolume() {
         assert_eq!(butternut(&["subvolume", "list", &image]).ok(), "");
         run("btrfs", &["check", &image].map(AsRef::as_ref));
     }
+}
+
+/// The file is sparse, and its seal would take days.
+#[test]
+fn a_signal_ends_a_seal() {
+    let (_scratch, image) = volume();
+    let version = StreamVersion::Three;
+    let (salt, signature, path) = (b"".as_slice(), b"".as_slice(), b"a".as_slice());
+    let mut stream = version.encode().to_vec();
+    for command in [
+        Command::Subvol { path: b"sub", uuid: UUID, ctransid: 1 },
+        Command::Mkfile { path, ino: 257 },
+        Command::Truncate { path, size: 1 << 48 },
+        Command::EnableVerity { path, algorithm: 1, block_bytes: 4096, salt, signature },
+        // Not read before the seal has ended.
+        Command::Write { path: b"b", offset: 0, data: &[1; 5000] },
+    ] {
+        command.encode(version, &mut stream).unwrap();
+    }
+    let said = interrupted(&[&image], &stream, Signal::TERM).err;
+    assert!(said.contains("command 4 at byte ") && said.lines().count() == 1, "{said}");
+    assert!(said.contains("no incomplete subvolume is left"), "{said}");
+    assert_eq!(butternut(&["subvolume", "list", &image]).ok(), "");
+    run("btrfs", &["check", &image].map(AsRef::as_ref));
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use super::data::{clone_range, fallocate};
 use super::in_progress::ReceiveInProgress;
+use super::limits::Limits;
 use super::resume::{Checkpoint, Progress};
-use super::serving::{HiddenName, ReceiveServing};
+use super::serving::{HiddenName, ReceiveServing, check};
 use super::source::Source;
 use super::{ReceiveReport, ReceivedSubvolume, Unfinished, decode_write};
 use crate::{
@@ -42,6 +43,10 @@ pub(super) struct Receiver<'a, 'r> {
     progress: Progress,
     /// A server receives, for the programs of a mount.
     serving: Option<ReceiveServing<'a>>,
+    limits: Limits,
+    /// Bytes of the commands, and of the files that they have sealed.
+    stream_bytes: u64,
+    sealed_bytes: u64,
 }
 
 /// The subvolume that the commands change.
@@ -71,6 +76,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
         filesystem: &'a Filesystem,
         dir: FileId,
         checkpoint_bytes: Option<u64>,
+        limits: Limits,
         report: &'r mut ReceiveReport,
     ) -> Self {
         let (progress, sources) = (Progress::default(), HashMap::new());
@@ -86,6 +92,9 @@ impl<'a, 'r> Receiver<'a, 'r> {
             is_present,
             progress,
             serving,
+            limits,
+            stream_bytes: 0,
+            sealed_bytes: 0,
         }
     }
 
@@ -98,6 +107,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
     /// Applies a command of the stream that has `bytes` bytes, or skips it where the subvolume has
     /// its effects. `checksum` is its stored checksum.
     pub(super) fn next(&mut self, command: &Command<'_>, checksum: u32, bytes: u64) -> Result<()> {
+        self.stream_bytes = self.stream_bytes.saturating_add(bytes);
         let begins = matches!(command, Command::Subvol { .. } | Command::Snapshot { .. });
         if begins || *command == Command::End {
             self.is_present = false;
@@ -485,6 +495,12 @@ impl<'a, 'r> Receiver<'a, 'r> {
         })
     }
 
+    /// Returns what a command that takes long calls after each of its steps.
+    fn goes_on(&self) -> impl Fn() -> bool + use<'a> {
+        let (limits, serving) = (self.limits.clone(), self.serving);
+        move || limits.goes_on() && serving.is_none_or(|serving| (serving.goes_on)())
+    }
+
     /// Applies a command that writes data.
     #[expect(clippy::wildcard_enum_match_arm, reason = "`apply` has chosen the commands")]
     fn write(&mut self, command: &Command<'_>) -> Result<()> {
@@ -508,8 +524,8 @@ impl<'a, 'r> Receiver<'a, 'r> {
                 let end = clone_offset.checked_add(len).ok_or_else(|| {
                     Error::Stream(Refused::new("CLONE_OFFSET + CLONE_LEN", "above 2^64", "less"))
                 })?;
-                let goes_on = self.serving.map_or(&(|| true) as &dyn Fn() -> bool, |s| s.goes_on);
-                clone_range(self.file(path)?, offset, &source, clone_offset..end, goes_on)
+                let goes_on = self.goes_on();
+                clone_range(self.file(path)?, offset, &source, clone_offset..end, &goes_on)
             }
             Command::Fallocate { path, mode, offset, len } => {
                 fallocate(self.file(path)?, mode, offset, len)
@@ -580,8 +596,13 @@ impl<'a, 'r> Receiver<'a, 'r> {
         let hash = VerityHash::check(algorithm).map_err(Error::Stream)?;
         let options = VerityOptions::default().hash(hash).block_bytes(block_bytes);
         let options = options.salt(salt).signature(signature);
-        let id = self.inode(path)?;
-        self.filesystem.open_file(id)?.enable_verity(&options)
+        let file = self.filesystem.open_file(self.inode(path)?)?;
+        self.sealed_bytes = self.sealed_bytes.saturating_add(file.len());
+        self.limits.check_seals(self.sealed_bytes, self.stream_bytes)?;
+        let goes_on = self.goes_on();
+        let sealed = file.enable_verity_while(&options, &goes_on);
+        check(&goes_on)?;
+        sealed
     }
 
     /// Applies a command that sets attributes.

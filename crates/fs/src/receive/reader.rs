@@ -3,6 +3,7 @@
 //! 1. At most one command is in memory.
 //! 2. The end of the input is an error, except where a stream may begin.
 
+use super::limits::Limits;
 use crate::{Error, Result};
 use butternut_format::refused::Refused;
 use butternut_format::stream::{
@@ -44,6 +45,7 @@ pub struct StreamReader<R> {
     /// Offset of the next byte.
     offset: u64,
     buf: Vec<u8>,
+    limits: Limits,
 }
 
 impl fmt::Display for CommandPlace {
@@ -58,7 +60,28 @@ impl fmt::Display for CommandPlace {
 impl<R: Read> StreamReader<R> {
     pub fn new(input: R) -> Self {
         let place = CommandPlace { number: 0, offset: 0 };
-        Self { input, version: None, streams: 0, place, offset: 0, buf: Vec::new() }
+        let (buf, limits) = (Vec::new(), Limits::default());
+        Self { input, version: None, streams: 0, place, offset: 0, buf, limits }
+    }
+
+    /// Lets `goes_on` end a receive of the stream while a command copies or seals data, which may
+    /// take hours: it is called after each mebibyte at most. When it returns false, the command
+    /// fails with [`Error::StreamInput`] and `ECANCELED`.
+    #[must_use]
+    pub fn end_unless(self, goes_on: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self { limits: self.limits.end_unless(goes_on), ..self }
+    }
+
+    /// Limits the bytes of the files that a receive of the stream seals by fs-verity. All of them
+    /// are hashed, and a few bytes of a stream make a file of any size. Above 64 GiB and 1024 times
+    /// the size of the stream up to there, the command fails with [`Error::Stream`].
+    #[must_use]
+    pub fn limit_seals(self) -> Self {
+        Self { limits: self.limits.limit_seals(), ..self }
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Returns the input, of which nothing beyond the last command has been read.

@@ -15,8 +15,8 @@ const ECANCELED: i32 = 125;
 pub struct ReceiveServing<'a> {
     /// Hides a name in the directory. The name is shown when the result is dropped.
     pub hide: &'a dyn Fn(&[u8]) -> Box<dyn Any>,
-    /// Returns whether the receive is to go on. It is called while a command copies data, which may
-    /// take hours, after each mebibyte at most.
+    /// Returns whether the receive is to go on. It is called while a command copies or seals data,
+    /// which may take hours, after each mebibyte at most.
     pub goes_on: &'a dyn Fn() -> bool,
 }
 

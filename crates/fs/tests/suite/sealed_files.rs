@@ -1,16 +1,22 @@
 //! Files sealed by fs-verity: they can be read, renamed and deleted, and never changed.
 
-use crate::verity::{pattern, whole};
+use crate::verity::{has_items, pattern, whole};
 use crate::volume::{TestVolume, names, new, place};
+use butternut::format::orphan::orphan_key;
 use butternut::format::stream::{Command, StreamVersion};
+use butternut::format::units::TreeId;
 use butternut::format::uuid::Uuid;
+use butternut::inspect::TreeSearch;
 use butternut::queue::{IoFlags, QueueOptions};
-use butternut::receive::{StreamEnd, StreamReader};
-use butternut::server::FileExt;
+use butternut::receive::{ReceiveReport, ReceiveServing, StreamEnd, StreamReader};
+use butternut::server::{FileExt, FilesystemExt};
+use butternut::stats::CommitReason;
 use butternut::{
-    Allocate, AttributeFlags, Buffer, Follow, Privileges, RenameFlags, SetAttributes, VerityOptions,
+    Allocate, AttributeFlags, Buffer, Error, Filesystem, Follow, Privileges, RenameFlags,
+    SetAttributes, VerityOptions,
 };
 use butternut_mkfs::MkfsOptions;
+use std::ops::ControlFlow;
 
 #[test]
 fn a_sealed_file_refuses_every_change_of_its_bytes() {
@@ -202,4 +208,91 @@ fn pages_from_before_the_seal_are_not_served() {
     assert!(fs.stats().verity_errors > 0);
     drop(file);
     fs.close().unwrap();
+}
+
+/// The commit of a sealed file without a name has its orphan item. With a name that the log adds,
+/// a replay would take it for a seal that was not completed, and remove its items.
+#[test]
+fn the_first_name_of_a_sealed_file_is_committed() {
+    let content = pattern((2 << 20) + 9);
+    for syncs_directory in [true, false] {
+        let volume = TestVolume::new();
+        let fs = volume.open();
+        let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+        let file = fs.open_unnamed(dir, &new(0o600)).unwrap();
+        file.write_at(0, &content).unwrap();
+        file.enable_verity(&VerityOptions::default()).unwrap();
+        fs.sync().unwrap();
+        let has_orphan = |fs: &Filesystem| {
+            let ino = file.id().ino;
+            let keys = orphan_key(ino)..=orphan_key(ino);
+            let search = TreeSearch { tree: TreeId(5), keys, generations: 0..=u64::MAX };
+            let mut found = false;
+            fs.inspect()
+                .search(&search, &mut |_| {
+                    found = true;
+                    ControlFlow::Break(())
+                })
+                .unwrap();
+            found
+        };
+        assert!(has_orphan(&fs));
+        fs.link(file.id(), dir, b"named").unwrap();
+        let of_seals = || fs.stats().syncs.commits_for(CommitReason::Sealed);
+        let before = of_seals();
+        if syncs_directory {
+            fs.sync_directory(dir).unwrap();
+        } else {
+            file.sync_all().unwrap();
+        }
+        assert_eq!(of_seals() - before, 1);
+        let crashed = volume.copy();
+        crashed.check();
+        let fs = crashed.open();
+        assert!(!has_orphan(&fs) && has_items(&fs, file.id()));
+        let named = fs.open_file(fs.resolve(b"dir/named", Follow::Last).unwrap()).unwrap();
+        named.measure_verity().unwrap();
+        assert!(whole(&named) == content);
+        drop(named);
+        crashed.reopen(fs);
+    }
+}
+
+/// Of a sparse file, whose seal may take any time.
+#[test]
+fn a_receive_ends_while_it_seals_a_file() {
+    let commands = [
+        Command::Subvol { path: b"sub", uuid: Uuid([1; 16]), ctransid: 7 },
+        Command::Mkfile { path: b"file", ino: 257 },
+        Command::Truncate { path: b"file", size: 64 << 20 },
+        Command::EnableVerity {
+            path: b"file",
+            algorithm: 1,
+            block_bytes: 4096,
+            salt: b"",
+            signature: b"",
+        },
+        Command::End,
+    ];
+    let mut bytes = StreamVersion::Three.encode().to_vec();
+    for command in commands {
+        command.encode(StreamVersion::Three, &mut bytes).unwrap();
+    }
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let hide = |_: &[u8]| -> Box<dyn std::any::Any> { Box::new(()) };
+    let calls = std::cell::Cell::new(0);
+    let goes_on = || {
+        calls.set(calls.get() + 1);
+        calls.get() < 3
+    };
+    let serving = ReceiveServing { hide: &hide, goes_on: &goes_on };
+    let (root, end, mut report) = (fs.root(), StreamEnd::Input, ReceiveReport::default());
+    let mut reader = StreamReader::new(&bytes[..]);
+    let served = fs.receive_serving(root, &mut reader, end, None, &mut report, serving);
+    let Error::Receive { source, .. } = served.unwrap_err() else { panic!() };
+    let Error::StreamInput(error) = &*source else { panic!("{source:?}") };
+    assert_eq!(error.raw_os_error(), Some(125), "ECANCELED");
+    assert!(report.unfinished.is_none() && names(&fs, root).is_empty());
+    volume.reopen(fs);
 }

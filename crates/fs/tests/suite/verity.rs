@@ -449,7 +449,7 @@ fn nothing_changes_while_a_file_is_being_sealed() {
 }
 
 /// Returns whether a file of a volume has any item of fs-verity.
-fn has_items(fs: &Filesystem, id: FileId) -> bool {
+pub(crate) fn has_items(fs: &Filesystem, id: FileId) -> bool {
     let key = |item_type, offset| Key::new(id.ino, item_type, offset);
     let search = TreeSearch {
         tree: TreeId(id.subvolume_id()),

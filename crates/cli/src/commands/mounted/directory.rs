@@ -12,7 +12,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -155,7 +155,8 @@ impl<'a> MountedDirectory<'a> {
         text::joined(self.path.as_os_str().as_bytes(), name)
     }
 
-    /// Lets the process of the mount receive a stream from `input`. Also returns why `input` has
+    /// Lets the process of the mount receive a stream from `input`, until its descriptor can be
+    /// read. Also returns why `input` has
     /// failed if it has. Messages begin with `command`.
     ///
     /// # Errors
@@ -164,7 +165,7 @@ impl<'a> MountedDirectory<'a> {
         &self,
         command: &str,
         request: ReceiveRequest,
-        input: &mut dyn io::Read,
+        input: (&mut dyn io::Read, BorrowedFd<'_>),
     ) -> Result<(ReceiveResult, Option<io::Error>), Failure> {
         client::request_receive(command, (self.path, self.device), request, input)
     }

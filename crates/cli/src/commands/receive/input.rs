@@ -33,6 +33,7 @@ impl Input {
             stdin().as_fd().try_clone_to_owned().map(File::from)
         };
         let file = opened.map_err(|error| Failure::io(name.clone(), &error))?;
+        let signals = interrupt.clone();
         let input = InterruptibleFile { file, interrupt };
         // What follows the end command is left to the next reader of the input: a read that is not
         // smaller than the buffer bypasses it.
@@ -42,6 +43,8 @@ impl Input {
             (StreamEnd::Input, INPUT_BYTES)
         };
         let stream = StreamReader::new(BufReader::with_capacity(buffer_bytes, input));
+        let goes_on = move || signals.as_ref().is_none_or(|it| it.signal().is_none());
+        let stream = stream.end_unless(goes_on);
         Ok(Self { name, stream, end })
     }
 

@@ -1,13 +1,15 @@
 //! [`Interrupt`]: a hang-up, an interrupt or SIGTERM ends the input of a receive as an error does,
 //! so that the incomplete subvolume is deleted, or kept as `--resume` keeps it.
 //!
-//! 1. A read of the input also waits for a signal: a pipe may stay silent.
+//! 1. A read of the input also waits for a signal: a pipe may stay silent. A command of the stream
+//!    that takes long ends after its next step.
 //! 2. A second signal ends the process at once, while the incomplete subvolume is being deleted or
 //!    a device does not respond.
 //! 3. In the end the process dies of the signal, so that a shell ends its script.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -16,6 +18,7 @@ use butternut_sys::signal::EndSignals;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::commands::signal_thread;
+use crate::control::receive::INTERRUPTED;
 use crate::failure::Failure;
 
 /// What the thread that waits for signals and the reader of the input share.
@@ -46,6 +49,11 @@ impl Interrupt {
     /// Returns the signal that was received, if there was one.
     pub(super) fn signal(&self) -> Option<i32> {
         Some(self.0.first.load(Ordering::Acquire)).filter(|signal| *signal != 0)
+    }
+
+    /// Returns a descriptor that can be read after the first signal.
+    pub(super) fn received(&self) -> BorrowedFd<'_> {
+        self.0.received.as_fd()
     }
 
     /// Ends the process by the signal that was received (law 3). Returns if there was none.
@@ -84,7 +92,7 @@ impl Read for InterruptibleFile {
                 [PollFd::new(&self.file, wanted), PollFd::new(&shared.received, wanted)];
             poll(&mut files, None)?;
             if !files[1].revents().is_empty() {
-                return Err(io::Error::other("a signal has ended the receive"));
+                return Err(io::Error::other(INTERRUPTED));
             }
         }
         self.file.read(buffer)

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use super::input::Input;
+use super::interrupt::Interrupt;
 use super::{described, kept, note_changed, note_present};
 use crate::args::GlobalArgs;
 use crate::commands::mounted::directory::MountedDirectory;
@@ -31,7 +32,7 @@ pub(super) fn run(
     global: &GlobalArgs,
     mounted: &MountedDirectory<'_>,
     is_resumed: bool,
-    input: Input,
+    (input, interrupt): (Input, &Interrupt),
     out: &mut Output,
 ) -> Outcome {
     if mounted.is_kernels() {
@@ -52,7 +53,10 @@ pub(super) fn run(
     };
     let request = ReceiveRequest { directory, end, is_resumed };
     let Input { name, stream, .. } = input;
-    let (result, input_error) = mounted.receive(COMMAND, request, &mut stream.into_inner())?;
+    let (result, input_error) = {
+        let mut input = stream.into_inner();
+        mounted.receive(COMMAND, request, (&mut input, interrupt.received()))?
+    };
     // Laws 1 and 3.
     drop((dir, nameless));
     let (failure, is_clean) = match (input_error, &result.failure) {
