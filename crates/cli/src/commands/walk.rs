@@ -92,6 +92,11 @@ impl<'a, F: Files> Walk<'a, F> {
         self.levels.push(Level { id: found.id.clone(), path: found.path.clone(), entries });
         Ok(())
     }
+
+    /// Returns the directory of the entry that was returned last, until it is entered.
+    pub(crate) fn parent(&self) -> Option<&F::Id> {
+        self.levels.last().map(|level| &level.id)
+    }
 }
 
 impl<F: Files> Iterator for Walk<'_, F> {

@@ -4,7 +4,10 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
+use butternut::SetXattr;
+
 use super::command::{butternut, shell};
+use super::hostile;
 use super::image::{CORRUPT_OFFSET, KernelMount, corrupt, kernel, kernel_tests_enabled, plain};
 
 /// Lists all files below `root` with everything that a copy must keep. Sizes and access times of
@@ -93,6 +96,49 @@ fn an_archive_that_tar_extracts_is_what_the_kernel_shows() {
     assert_eq!(xattrs(&out), xattrs(mount.path()));
     let blocks = |name: &str| fs::metadata(out.join(name)).unwrap().blocks();
     assert!(blocks("sparse") <= 16, "holes stay holes: {}", blocks("sparse"));
+}
+
+/// GNU tar ends the name of an attribute at `=`, unless it is encoded.
+#[test]
+fn names_of_attributes_with_signs_reach_tar() {
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = hostile::volume(scratch.path(), |fs| {
+        let id = fs.create(fs.root(), b"file", &hostile::new()).unwrap();
+        for name in [&b"user.a=b"[..], b"user.50%", b"user.%3D=%25"] {
+            fs.set_xattr(id, name, name, SetXattr::Either).unwrap();
+        }
+    });
+    let ran = butternut(&["export", "-q", "--tar", image.to_str().unwrap(), "/", "-"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    let archive = scratch.path().join("archive.tar");
+    fs::write(&archive, &ran.bytes).unwrap();
+    let at = scratch.path().display();
+    let said = shell(&format!(
+        "cd {at}; tar --xattrs --xattrs-include='*' -xf archive.tar ./file
+         for name in 'user.a=b' 'user.50%' 'user.%3D=%25'; do
+             getfattr --only-values -n \"$name\" file; echo; done; getfattr file | grep -c user"
+    ));
+    assert_eq!(said, "user.a=b\nuser.50%\nuser.%3D=%25\n3\n");
+}
+
+/// A tar program would end the target there.
+#[test]
+fn a_symlink_with_a_nul_byte_is_not_in_an_archive() {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = hostile::volume(scratch.path(), |fs| {
+        fs.symlink(fs.root(), b"link", b"/etc/passwd-of-it", &hostile::new()).unwrap();
+        fs.symlink(fs.root(), b"other", b"target", &hostile::new()).unwrap();
+    });
+    hostile::rewrite_items(&image, |_, data| {
+        let at = data.windows(17).position(|bytes| bytes == b"/etc/passwd-of-it");
+        at.map(|at| data[at + 11] = 0).is_some()
+    });
+    let ran = butternut(&["export", "-q", "--tar", image.to_str().unwrap(), "/", "-"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("link: the symlink is damaged: its target has"), "{}", ran.err);
+    let archive = scratch.path().join("archive.tar");
+    fs::write(&archive, &ran.bytes).unwrap();
+    assert_eq!(shell(&format!("tar -tf {}", archive.display())), "./\n./other\n");
 }
 
 #[test]

@@ -115,6 +115,40 @@ fn an_extent_that_is_longer_than_the_volume_is_not_exported() {
     assert_eq!(fs::read(out.join("other")).unwrap(), b"data");
 }
 
+/// A tar program that extracts a symlink, and then files in a directory of its name, would write
+/// outside. Once the lookup finds the symlink, and once the directory.
+#[test]
+fn an_archive_has_no_two_files_of_one_name() {
+    for (kept, renamed) in [(&b"aa"[..], &b"bb"[..]), (b"bb", b"aa")] {
+        let scratch = tempfile::tempdir().unwrap();
+        let outside = scratch.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        let image = volume(scratch.path(), |fs| {
+            let target = outside.to_str().unwrap().as_bytes();
+            fs.symlink(fs.root(), b"aa", target, &new()).unwrap();
+            let dir = fs.mkdir(fs.root(), b"bb", &new()).unwrap();
+            let file = fs.create(dir, b"file", &new()).unwrap();
+            fs.open_file(file).unwrap().write_at(0, b"data").unwrap();
+        });
+        rewrite_items(&image, |key, data| {
+            let is_renamed = key[8] == DIR_INDEX && data[30..] == *renamed;
+            if is_renamed {
+                data[30..].copy_from_slice(kept);
+            }
+            is_renamed
+        });
+        let ran = butternut(&["export", "-q", "--tar", image.to_str().unwrap(), "/", "-"]);
+        assert_eq!(ran.code, Some(1), "{}", ran.err);
+        let want = "the directory entry is damaged: the directory has another file of this name";
+        assert!(ran.err.contains(want), "{}", ran.err);
+        let archive = scratch.path().join("archive.tar");
+        fs::write(&archive, &ran.bytes).unwrap();
+        let listed = shell(&format!("tar -tf {} | sort", archive.display()));
+        let want = if kept == b"aa" { "./\n./aa\n" } else { "./\n./bb/\n./bb/file\n" };
+        assert_eq!(listed, want);
+    }
+}
+
 /// Makes directories 40 levels deep. Each contains the next one twice, as "a" and as "b".
 fn directories_with_two_names(dir: &Path) -> PathBuf {
     let mut twins = Vec::new();

@@ -9,15 +9,16 @@
 use std::io;
 use std::ops::Range;
 
-use butternut::{Error, ExtentKind, File};
+use butternut::{AttributeFlags, Error, ExtentKind, File};
 
 use super::super::walk::WalkPath;
 use super::shared::Export;
 
 /// Bytes per read.
 pub(super) const READ_BYTES: usize = 4 << 20;
-/// The smallest unit that is verified, and so of data loss: a block of fs-verity. A checksum is of
-/// four of them.
+/// The smallest unit that is verified, and so of data loss: a block with a checksum, and in a file
+/// that is sealed, a block of fs-verity.
+const BLOCK_BYTES: u64 = 4096;
 const VERITY_BLOCK_BYTES: u64 = 1024;
 
 /// Takes the data of a file, at ascending offsets.
@@ -119,9 +120,12 @@ impl Source<'_> {
         buffer: &mut [u8],
         sink: &mut impl Sink,
     ) -> io::Result<()> {
+        let flags = self.export.filesystem.attribute_flags(self.file.id());
+        let is_sealed = flags.is_ok_and(|flags| flags.contains(AttributeFlags::VERITY));
+        let block_bytes = if is_sealed { VERITY_BLOCK_BYTES } else { BLOCK_BYTES };
         let mut at = range.start;
         while at < range.end {
-            let end = range.end.min((at / VERITY_BLOCK_BYTES + 1) * VERITY_BLOCK_BYTES);
+            let end = range.end.min((at / block_bytes + 1) * block_bytes);
             let left = usize::try_from(end - at).unwrap_or(buffer.len()).min(buffer.len());
             match self.file.read_at(at, &mut buffer[..left]) {
                 Ok(read) => sink.data(at, &buffer[..read])?,

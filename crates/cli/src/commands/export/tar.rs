@@ -7,6 +7,9 @@
 //!    belong to root in the archive. Devices are written only with `--devices`.
 //! 4. Members are in the order of the walk: a directory is before what it contains, and the first
 //!    name of a file before its hard links.
+//! 5. No two members have one name, unless a directory has two entries of one file. A tar program
+//!    would follow a symlink that another member replaces by a directory. So an entry is written
+//!    only if a lookup of its name finds its file: no names have to be remembered.
 
 mod member;
 mod records;
@@ -24,6 +27,7 @@ use super::report::NotPreserved;
 use super::shared::Export;
 use super::source::{READ_BYTES, Sink, Source};
 use super::{attributes, directory};
+use crate::failure::chain;
 use member::Member;
 use sparse::Map;
 
@@ -96,6 +100,12 @@ impl<'a, W: Write> Archive<'a, W> {
             if !self.filter.takes(&found.path, &stat) {
                 continue;
             }
+            if let Some(parent) = walk.parent()
+                && let Err(why) = self.look_up(*parent, &found)
+            {
+                export.report.failed(&found.path, &why);
+                continue;
+            }
             let path = [name, &found.path.names().join(&b'/')].join(&b'/');
             self.entry(&path, &found, &stat)?;
             if found.is_directory() {
@@ -103,6 +113,16 @@ impl<'a, W: Write> Archive<'a, W> {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the name of an entry of a directory is that of its file (law 5).
+    fn look_up(&self, parent: FileId, found: &WalkEntry) -> Result<(), String> {
+        let why = match self.export.filesystem.lookup(parent, found.name()) {
+            Ok(named) if named == found.id => return Ok(()),
+            Ok(_) => "the directory has another file of this name".to_owned(),
+            Err(error) => format!("its name cannot be looked up: {}", chain(&error)),
+        };
+        Err(format!("the directory entry is damaged: {why}"))
     }
 
     /// Writes one file or directory.
@@ -152,6 +172,11 @@ impl<'a, W: Write> Archive<'a, W> {
     fn special(&self, name: &[u8], found: &WalkEntry, stat: &Stat) -> Option<Member> {
         match stat.kind {
             FileKind::Symlink => match self.export.filesystem.read_link(stat.id) {
+                Ok(target) if target.contains(&0) => {
+                    let why = "the symlink is damaged: its target has a NUL byte";
+                    self.export.report.failed(&found.path, why);
+                    None
+                }
                 Ok(target) => Some(Member::new(name, EntryType::Symlink).link(&target)),
                 Err(error) => {
                     self.export.report.unreadable(&found.path, &error);

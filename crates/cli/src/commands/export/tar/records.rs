@@ -1,7 +1,7 @@
 //! [`Records`]: the pax records of one member, `LENGTH KEY=VALUE` and a newline.
 //!
 //! Names and values are as in the volume, and need not be UTF-8: GNU tar writes such names in this
-//! way, too.
+//! way, too. In the name of an attribute, it encodes `=` and `%`.
 
 use std::fmt::Write as _;
 
@@ -45,9 +45,20 @@ impl Records {
         };
         match acl {
             Some((key, text)) => self.add(key.as_bytes(), text.as_bytes()),
-            None => self.add(&[b"SCHILY.xattr.", name].concat(), value),
+            None => self.add(&[b"SCHILY.xattr.", &*keyword(name)].concat(), value),
         }
     }
+}
+
+/// Returns the name of an attribute in the form of a key, which ends at the first `=`: GNU tar
+/// encodes that, and `%`.
+fn keyword(name: &[u8]) -> Vec<u8> {
+    let encoded = name.iter().flat_map(|byte| match byte {
+        b'%' => &b"%25"[..],
+        b'=' => &b"%3D"[..],
+        other => std::slice::from_ref(other),
+    });
+    encoded.copied().collect()
 }
 
 fn digits(number: usize) -> usize {
@@ -104,6 +115,13 @@ mod tests {
             let length: usize = text.split(' ').next().unwrap().parse().unwrap();
             assert_eq!(length, text.len(), "{bytes}");
         }
+    }
+
+    #[test]
+    fn the_name_of_an_attribute_does_not_end_its_key() {
+        let mut records = Records::default();
+        records.add_xattr(b"user.a=b%3D", b"=v");
+        assert_eq!(records.bytes(), b"35 SCHILY.xattr.user.a%3Db%253D==v\n");
     }
 
     #[test]
