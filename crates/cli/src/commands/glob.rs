@@ -2,6 +2,9 @@
 //!
 //! Matching is by bytes, but `?` matches a whole UTF-8 character.
 
+/// The size of the longest character in UTF-8, in bytes.
+const CHARACTER_BYTES_MAX: usize = 4;
+
 /// Returns whether `name` matches `glob`. The time is bounded by the product of their lengths.
 pub(crate) fn matches(glob: &[u8], name: &[u8]) -> bool {
     let (mut at, mut pos) = (0, 0);
@@ -67,6 +70,8 @@ fn set(rest: &[u8], byte: u8) -> Option<(usize, usize)> {
 }
 
 fn character_bytes(name: &[u8]) -> usize {
+    // The time must not depend on the length of the rest.
+    let name = &name[..name.len().min(CHARACTER_BYTES_MAX)];
     let valid = name.utf8_chunks().next().map_or("", |chunk| chunk.valid());
     valid.chars().next().map_or(1, char::len_utf8)
 }
@@ -96,5 +101,16 @@ mod tests {
     #[test]
     fn many_stars_take_bounded_time() {
         assert!(!check(&"*a".repeat(200), &"a".repeat(190)));
+    }
+
+    /// Each question mark takes a time that does not depend on what follows. If it did, this would
+    /// take minutes.
+    #[test]
+    fn many_question_marks_take_bounded_time() {
+        let began = std::time::Instant::now();
+        let (count, limit) = (400_000, std::time::Duration::from_secs(10));
+        assert!(check(&"?".repeat(count), &"\u{1f980}".repeat(count)));
+        assert!(check("?", "\u{1f980}") && check("??", "\u{20ac}\u{1f980}"));
+        assert!(began.elapsed() < limit, "{:?}", began.elapsed());
     }
 }
