@@ -148,6 +148,7 @@ pub(crate) struct Door {
     deferred: Mutex<Vec<JoinHandle<()>>, rank::DeferredThreads>,
     user_calls: user_calls::UserCalls,
     defragmentations: user_calls::UserCalls,
+    long_seals: user_calls::UserCalls,
     snapshots: user_calls::UserCalls,
     /// Switches of subvolumes between read-only and writable.
     subvolume_switches: user_calls::UserCalls,
@@ -202,6 +203,7 @@ impl Door {
             deferred: Mutex::default(),
             user_calls: user_calls::UserCalls::default(),
             defragmentations: user_calls::UserCalls::of_long_calls(),
+            long_seals: user_calls::UserCalls::of_long_seals(),
             snapshots: user_calls::UserCalls::of_long_calls(),
             subvolume_switches: user_calls::UserCalls::default(),
             seeks: UserLimit::with_lock(),
@@ -362,7 +364,8 @@ impl Door {
         self.interrupts.end();
         self.name_invalidations.end();
         let short = [self.user_calls, self.subvolume_switches];
-        for calls in short.into_iter().chain([self.snapshots, self.defragmentations]) {
+        let long = [self.snapshots, self.defragmentations, self.long_seals];
+        for calls in short.into_iter().chain(long) {
             calls.end().into_iter().for_each(|call| call(Err(Errno::EIO)));
         }
         // No caller is left, and the close commits.

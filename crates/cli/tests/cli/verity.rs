@@ -192,6 +192,33 @@ fn programs_seal_and_measure_on_a_mount_with_writeback() {
     on_a_mount("writeback");
 }
 
+/// Seals of sparse files of 4 EiB, which would take years, keep no other user from a seal.
+#[test]
+fn long_seals_of_users_do_not_delay_that_of_another() {
+    if !kernel_tests_enabled("long_seals_of_users_do_not_delay_that_of_another") {
+        return;
+    }
+    let scratch = Scratch::new("512M");
+    scratch.mount("allow_other,commit=3600");
+    let said = scratch.script(
+        "chmod 777 .
+         as() { local id=$1; shift; exec setpriv --reuid=$id --regid=$id --clear-groups \"$@\"; }
+         for id in 2001 2002 2003; do for n in 1 2 3; do
+             truncate -s 4E $id.$n; chown $id $id.$n
+             (as $id fsverity enable $id.$n 2>/dev/null) & P=\"$P $!\"
+         done; done
+         until [ $(cat /proc/*/comm 2>/dev/null | grep -c '^fsverity') -ge 9 ]; do sleep .1; done
+         sleep 1
+         printf 12 >small; chown 3000 small
+         timeout 60 setpriv --reuid=3000 --regid=3000 --clear-groups fsverity enable small
+         echo $?; fsverity measure small | grep -c sha256
+         kill -9 $P; wait 2>/dev/null; lsattr 2001.1 | cut -d ' ' -f 1 | grep -c V",
+    );
+    expect_lines(&said, &["0", "1", "0"]);
+    scratch.umount();
+    scratch.check();
+}
+
 /// Data that was changed below the volume, with a valid checksum, is not returned: the file has
 /// none.
 #[test]

@@ -154,16 +154,18 @@ impl Door {
         (!self.is_administrator(request)).then_some(request.header.uid)
     }
 
-    /// Interrupts a request: a defragmentation that is queued is answered, and a request that waits
-    /// may find out.
+    /// Interrupts a request: a defragmentation or seal that is queued is answered, and a request
+    /// that waits may find out.
     pub(super) fn interrupt(&self, unique: u64) {
         self.interrupts.interrupt(unique);
         self.interrupt_queued(unique);
     }
 
     fn interrupt_queued(&self, unique: u64) {
-        if let Some(call) = self.defragmentations.interrupt(unique) {
-            call(Err(Errno::EINTR));
+        for calls in [&self.defragmentations, &self.long_seals] {
+            if let Some(call) = calls.interrupt(unique) {
+                call(Err(Errno::EINTR));
+            }
         }
     }
 

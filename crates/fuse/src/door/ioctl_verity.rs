@@ -20,6 +20,10 @@
 //! 5. As in the kernel's btrfs, `FS_IOC_READ_VERITY_METADATA` is no call of this filesystem: it
 //!    names memory of its caller, which FUSE does not pass on. The sized call has its data behind
 //!    it ([`verity_calls`](butternut_sys::verity_calls)).
+//! 6. The seals of small files do not wait for those of large ones
+//!    ([`user_calls`](super::user_calls)). The size is that at the call: if the file has grown
+//!    above the limit when its seal begins, it was being written to, and the call fails with
+//!    `ETXTBSY`.
 
 use std::sync::Arc;
 
@@ -32,6 +36,7 @@ use crate::connection;
 use crate::connection::protocol::{EnableVerity, IoctlIn, IoctlOut, VerityDigest, VerityRead};
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
+use crate::door::user_calls::SHORT_SEAL_BYTES;
 use crate::door::{Door, Outcome};
 use crate::errno::{Errno, ErrnoResult};
 
@@ -85,7 +90,10 @@ impl Door {
         let unsent = self.unsent_files().file(id);
         let (device, node) = (Arc::clone(request.device), request.header.nodeid);
         let (interrupts, unique) = (self.interrupts.clone(), request.header.unique);
-        let (calls, bytes) = (&self.defragmentations, size_of::<IoctlOut>());
+        // Law 6.
+        let is_short = stat.size <= SHORT_SEAL_BYTES;
+        let calls = if is_short { &self.user_calls } else { &self.long_seals };
+        let bytes = size_of::<IoctlOut>();
         // Law 4.
         self.reply_deferred_within(calls, request, bytes, move |reply| {
             let waiting = interrupts.begin(unique);
@@ -94,8 +102,13 @@ impl Door {
             let gate = gates.begin(id)?;
             unsent.map_or(Ok(()), |file| file.write_back(&device))?;
             let file = filesystem.open_file(id)?;
-            let sealed = file.enable_verity_while(&options, &|| waiting.goes_on());
+            let has_grown = || is_short && file.len() > SHORT_SEAL_BYTES;
+            let goes_on = || !has_grown() && waiting.goes_on();
+            let sealed = file.enable_verity_while(&options, &goes_on);
             drop(gate);
+            if sealed.is_err() && has_grown() {
+                return Err(Errno::ETXTBSY);
+            }
             sealed?;
             // Also the pages that the kernel has: nothing has verified them.
             connection::invalidate_pages(&device, node);

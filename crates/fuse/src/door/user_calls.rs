@@ -11,9 +11,10 @@
 //! 1. Of one user at most [`CALLS_OF_USER_MAX`] calls run, so that they are no obstacle to other
 //!    users. Of all users at most [`CALLS_MAX`] run: a user may have many user ids in namespaces of
 //!    its own. Calls of administrators are not counted here. Calls that may take long, each in
-//!    its own way, are counted apart: defragmentations, snapshots, which walk through all files of
-//!    their source that are open for writing, and switches of subvolumes to read-only, which wait
-//!    for files to be closed. So the short calls do not wait for them.
+//!    its own way, are counted apart: defragmentations, seals of files above [`SHORT_SEAL_BYTES`],
+//!    of which one user has one, snapshots, which walk through all files of their source that are
+//!    open for writing, and switches of subvolumes to read-only, which wait for files to be closed.
+//!    So the short calls do not wait for them.
 //! 2. A call above a limit is queued, and fails no more than one below. When a call has ended, its
 //!    thread runs the first queued call of the user with the fewest that run.
 //! 3. A call is queued only while another one runs, whose thread runs it later. At the end of the
@@ -24,9 +25,9 @@
 //!    `user_limit` until its reply. What a caller may do is checked before its call is queued.
 //! 5. No call is counted here during which the kernel holds the lock of an inode (law 3 of
 //!    `deferred`): the programs that wait for that lock would wait for the queue.
-//! 6. A caller that a signal interrupts waits for the reply. A defragmentation that is queued then
-//!    is answered at once, with EINTR: those before it may take hours. The others end sooner, and
-//!    the kernel's are ended by no signal that a program handles.
+//! 6. A caller that a signal interrupts waits for the reply. A defragmentation or the seal of a
+//!    large file that is queued then is answered at once, with EINTR: those before it may take
+//!    hours. The others end sooner, and the kernel's are ended by no signal that a program handles.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -41,6 +42,13 @@ const CALLS_OF_USER_MAX: usize = 16;
 /// The same of calls that may take very long, and much memory.
 const LONG_CALLS_MAX: usize = 4;
 const LONG_CALLS_OF_USER_MAX: usize = 2;
+/// The same of seals of large files. A sparse file needs no space, so a seal may take days,
+/// whatever its user may store; it has a few MiB of memory.
+const LONG_SEALS_MAX: usize = 16;
+const LONG_SEALS_OF_USER_MAX: usize = 1;
+
+/// The size of the largest file whose seal is a short call. A deduplication reads as much.
+pub(super) const SHORT_SEAL_BYTES: u64 = 16 << 20;
 
 /// A call. With an error it only sends that as the reply.
 pub(super) type Call = Box<dyn FnOnce(ErrnoResult<()>) + Send>;
@@ -77,6 +85,13 @@ impl UserCalls {
     pub(super) fn of_long_calls() -> Self {
         let calls = Self::default();
         calls.0.lock().most = (LONG_CALLS_MAX, LONG_CALLS_OF_USER_MAX);
+        calls
+    }
+
+    /// For seals of large files.
+    pub(super) fn of_long_seals() -> Self {
+        let calls = Self::default();
+        calls.0.lock().most = (LONG_SEALS_MAX, LONG_SEALS_OF_USER_MAX);
         calls
     }
 
@@ -178,6 +193,15 @@ mod tests {
         let queued =
             || calls.0.lock().queued.iter().map(|queued| queued.unique).collect::<Vec<_>>();
         assert_eq!(queued(), [2, 4]);
+    }
+
+    #[test]
+    fn a_user_has_one_long_seal() {
+        let calls = UserCalls::of_long_seals();
+        let runs = |user, unique| calls.begin(user, unique, call()).is_some();
+        assert!(runs(7, 0) && !runs(7, 1) && !runs(7, 2) && runs(8, 3));
+        assert!(calls.interrupt(2).is_some());
+        assert_eq!(calls.finish(7).map(|(user, _)| user), Some(7));
     }
 
     #[test]
