@@ -14,6 +14,7 @@ mod lab;
 mod mkfs;
 mod modify;
 mod mount;
+pub(crate) mod of_btrfs;
 mod partitions;
 mod quota;
 mod read;
@@ -468,11 +469,12 @@ pub(crate) enum Command {
     Qgroup(QgroupCommand),
     /// Show and change a volume as a whole: label, devices, space, extents
     ///
-    /// The commands df, du, usage, resize and defragment may be given without `filesystem`.
+    /// The commands df, du, usage, resize and defragment may be given without `filesystem`. As in
+    /// btrfs(8), unique beginnings are accepted: `fi us`, `subv snap`.
     #[command(subcommand, visible_alias = "fi")]
     Filesystem(FilesystemCommand),
     /// Print on-disk structures
-    #[command(subcommand)]
+    #[command(subcommand, alias = "inspect-internal")]
     Inspect(InspectCommand),
     /// Check a volume for damage, without changing it
     #[command(after_help = CHECK_HELP)]
@@ -525,7 +527,7 @@ pub(crate) struct ManArgs {
 /// Fails with a message that names `option` if `typed` is not a number of bytes.
 pub(crate) fn parse_bytes(option: &str, typed: &str) -> Result<u64, Failure> {
     size::parse(typed).ok_or_else(|| {
-        Failure::new(option, format!("{typed:?} is not a number of bytes"))
+        Failure::usage(option, format!("{typed:?} is not a number of bytes"))
             .hint("examples: 4096, 64K, 1M, 2G")
     })
 }

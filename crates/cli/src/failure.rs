@@ -14,9 +14,18 @@ pub(crate) const USAGE_STATUS: u8 = 2;
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// A message for stderr: the object, what went wrong, and what the user can do.
-    Message { what: String, why: String, hint: Option<String> },
+    Message { what: String, why: String, hint: Option<String>, status: FailureStatus },
     /// The reader of stdout has closed the pipe. Nothing is reported.
     StdoutClosed,
+}
+
+/// Which exit status a failure has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FailureStatus {
+    /// An operation has failed.
+    Failed,
+    /// The arguments are not those of the command.
+    Usage,
 }
 
 /// The result of a command.
@@ -48,14 +57,26 @@ impl Completion {
 
 impl Failure {
     pub(crate) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::Message { what: what.into(), why: why.into(), hint: None }
+        let status = FailureStatus::Failed;
+        Self::Message { what: what.into(), why: why.into(), hint: None, status }
+    }
+
+    /// As [`Self::new`], for arguments that have no meaning, whatever the volume contains.
+    pub(crate) fn usage(what: impl Into<String>, why: impl Into<String>) -> Self {
+        let status = FailureStatus::Usage;
+        Self::Message { what: what.into(), why: why.into(), hint: None, status }
+    }
+
+    /// Returns whether the exit status is that of a usage error.
+    pub(crate) fn is_usage(&self) -> bool {
+        matches!(self, Self::Message { status: FailureStatus::Usage, .. })
     }
 
     /// Sets the hint, replacing an earlier one.
     pub(crate) fn hint(self, text: impl Into<String>) -> Self {
         match self {
-            Self::Message { what, why, hint: _ } => {
-                Self::Message { what, why, hint: Some(text.into()) }
+            Self::Message { what, why, status, .. } => {
+                Self::Message { what, why, hint: Some(text.into()), status }
             }
             Self::StdoutClosed => Self::StdoutClosed,
         }
@@ -72,8 +93,8 @@ impl Failure {
     /// Replaces a part of the reason.
     pub(crate) fn replace(self, part: &str, by: &str) -> Self {
         match self {
-            Self::Message { what, why, hint } => {
-                Self::Message { what, why: why.replace(part, by), hint }
+            Self::Message { what, why, hint, status } => {
+                Self::Message { what, why: why.replace(part, by), hint, status }
             }
             Self::StdoutClosed => Self::StdoutClosed,
         }
@@ -92,7 +113,7 @@ impl Failure {
         let what = what.into();
         let why = chain(error);
         let why = if let Error::Device(_) = error { without_object(&why, &what) } else { why };
-        Self::Message { what, why, hint }
+        Self::Message { what, why, hint, status: FailureStatus::Failed }
     }
 
     /// Describes a failed system call on `what`.
@@ -114,8 +135,10 @@ impl From<io::Error> for Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Message { what, why, hint: None } => write!(f, "{what}: {why}"),
-            Self::Message { what, why, hint: Some(hint) } => write!(f, "{what}: {why} ({hint})"),
+            Self::Message { what, why, hint: None, .. } => write!(f, "{what}: {why}"),
+            Self::Message { what, why, hint: Some(hint), .. } => {
+                write!(f, "{what}: {why} ({hint})")
+            }
             Self::StdoutClosed => f.write_str("stdout is closed"),
         }
     }

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, as_typed};
+use args::{Cli, as_typed, of_btrfs};
 use failure::{Completion, Failure, Outcome, USAGE_STATUS};
 use output::{Output, reporter, stderr_line, stderr_lines};
 
@@ -51,9 +51,11 @@ fn main() -> ExitCode {
         stderr_line(&failure.to_string());
         return ExitCode::from(status);
     }
-    let cli = match Cli::try_parse_from(as_typed::rewrite(arguments)) {
+    let arguments = as_typed::rewrite(arguments);
+    let command = as_typed::command_path(&arguments);
+    let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error, status),
+        Err(error) => return usage(&error, &command, status),
     };
     let mut out = Output::new();
     let outcome = commands::run(&cli, &mut out).and_then(|done| match out.flush() {
@@ -63,13 +65,13 @@ fn main() -> ExitCode {
         Err(_) if matches!(done, Completion::Status(_)) => Ok(done),
         flushed => Ok(flushed.map(|()| done)?),
     });
-    let status = report(outcome, &mut out);
+    let status = report(outcome, &mut out, status);
     reporter::flush();
     status
 }
 
-/// Prints the message of a failure, and returns the exit status.
-fn report(outcome: Outcome, out: &mut Output) -> ExitCode {
+/// Prints the message of a failure, and returns the exit status: `usage_status` for a usage error.
+fn report(outcome: Outcome, out: &mut Output, usage_status: u8) -> ExitCode {
     match outcome {
         Ok(Completion::Success) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
         Ok(Completion::PartialFailure) => ExitCode::FAILURE,
@@ -78,19 +80,23 @@ fn report(outcome: Outcome, out: &mut Output) -> ExitCode {
             // Output printed before the failure is kept.
             out.flush().unwrap_or_default();
             stderr_line(&failure.to_string());
-            ExitCode::FAILURE
+            if failure.is_usage() { ExitCode::from(usage_status) } else { ExitCode::FAILURE }
         }
     }
 }
 
 /// Prints help and version to stdout, and a usage error to stderr in the form of every failure.
-fn usage(error: &clap::Error, status: u8) -> ExitCode {
+fn usage(error: &clap::Error, command: &str, status: u8) -> ExitCode {
     if !error.use_stderr() {
         let printed = error.print().map(|()| Completion::Success);
-        return report(printed.map_err(Failure::from), &mut Output::new());
+        return report(printed.map_err(Failure::from), &mut Output::new(), status);
     }
-    let text = error.to_string();
-    stderr_lines(text.strip_prefix("error: ").unwrap_or(&text).trim_end());
+    let text = of_btrfs::without_tip(&error.to_string());
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    match (of_btrfs::hint(command, error), text.split_once('\n')) {
+        (Some(hint), Some((first, rest))) => stderr_lines(&format!("{first} ({hint})\n{rest}")),
+        _ => stderr_lines(text),
+    }
     ExitCode::from(status)
 }
 

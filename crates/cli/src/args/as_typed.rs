@@ -7,13 +7,18 @@
 //! 3. `-cALGO` and `--compress ALGO` of `filesystem defragment`: a word that is an algorithm, and
 //!    no file, belongs to the option before it.
 //! 4. `help COMMAND`, and commands of btrfs(8) without their noun.
-//! 5. Nothing behind `--` is changed.
+//! 5. Unique beginnings of the groups of commands of btrfs(8), and of the commands in them, as
+//!    there: `fi us`, `subv snap`.
+//! 6. Nothing behind `--` is changed.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use butternut::Compressor;
+use clap::CommandFactory;
+
+use super::Cli;
 
 /// The tests and actions of find(1), their options, and whether a value follows.
 const FIND: [(&str, &str, bool); 13] = [
@@ -35,8 +40,22 @@ const FIND: [(&str, &str, bool); 13] = [
 /// Commands of `filesystem` that may be typed without it.
 const OF_FILESYSTEM: [&str; 5] = ["df", "du", "usage", "resize", "defragment"];
 
+/// Groups of commands of btrfs(8), and their other names.
+const GROUPS: [(&str, &[&str]); 6] = [
+    ("subvolume", &["sub"]),
+    ("filesystem", &["fi"]),
+    ("inspect", &["inspect-internal"]),
+    ("property", &[]),
+    ("quota", &[]),
+    ("qgroup", &[]),
+];
+
 /// What does the work of other commands of btrfs(8), mount(8) and cp(1).
-const ELSEWHERE: [(&str, &str); 11] = [
+const ELSEWHERE: [(&str, &str); 15] = [
+    ("replace", "the kernel's btrfs can replace a device of this volume"),
+    ("fsck", "`butternut check` checks a volume"),
+    ("find-new", "`butternut find --mtime` finds files by their time"),
+    ("mkswapfile", "`butternut filesystem mkswapfile` makes a swap file"),
     ("restore", "`butternut export VOLUME / DEST` copies all files, also out of a damaged volume"),
     ("scrub", "`butternut check --check-data-csum VOLUME` reads and verifies all data"),
     ("snapshot", "`butternut subvolume snapshot` makes snapshots"),
@@ -60,6 +79,51 @@ pub(crate) fn command_name(arguments: &[OsString]) -> Option<&OsString> {
     command_at(arguments).map(|at| &arguments[at])
 }
 
+/// Returns the names of the command and of its subcommand, or whatever is typed in its place.
+pub(crate) fn command_path(arguments: &[OsString]) -> String {
+    let words = arguments.iter().skip(1).filter(|word| !word.as_bytes().starts_with(b"-"));
+    let mut words = words.map(|word| word.to_string_lossy());
+    let name = words.next().unwrap_or_default();
+    let name = GROUPS.iter().find(|group| group.1.contains(&&*name)).map_or(&*name, |it| it.0);
+    format!("{name} {}", words.next().unwrap_or_default())
+}
+
+/// Law 5, for the words at `at` and behind it.
+fn complete(arguments: &mut [OsString], at: usize) {
+    let Some(group) = arguments[at].to_str().and_then(group) else { return };
+    arguments[at] = group.into();
+    let Some(below) = command_at(&arguments[at..]).map(|next| at + next) else { return };
+    let commands = Cli::command();
+    let commands = commands.find_subcommand(group).into_iter();
+    let names = commands.flat_map(|group| group.get_subcommands().map(clap::Command::get_name));
+    let names: Vec<&str> = names.collect();
+    if let Some(name) = arguments[below].to_str().and_then(|typed| only(&names, typed)) {
+        arguments[below] = name.to_owned().into();
+    }
+}
+
+/// Returns the group of commands that a word names, or is the beginning of.
+fn group(typed: &str) -> Option<&'static str> {
+    let found = GROUPS.iter().find(|(name, aliases)| *name == typed || aliases.contains(&typed));
+    let is_long = typed.len() >= 2;
+    let begun = || {
+        GROUPS.iter().filter(|(name, aliases)| {
+            let mut names = aliases.iter().chain([name]);
+            names.any(|name| is_long && name.starts_with(typed))
+        })
+    };
+    let begun = || if begun().count() == 1 { begun().next() } else { None };
+    found.or_else(begun).map(|(name, _)| *name)
+}
+
+/// Returns the only name that is the word, or that the word is the beginning of.
+fn only<'a>(names: &[&'a str], typed: &str) -> Option<&'a str> {
+    let exact = names.iter().find(|name| **name == typed);
+    let begun: Vec<_> = names.iter().filter(|name| name.starts_with(typed)).collect();
+    let begun = if let [only] = begun.as_slice() { Some(**only) } else { None };
+    exact.copied().or(begun)
+}
+
 /// Returns what does the work of a command that this program does not have.
 pub(crate) fn elsewhere(command: &OsStr) -> Option<&'static str> {
     ELSEWHERE.iter().find(|(name, _)| command == *name).map(|(_, hint)| *hint)
@@ -76,6 +140,14 @@ pub(crate) fn rewrite(mut arguments: Vec<OsString>) -> Vec<OsString> {
     if OF_FILESYSTEM.iter().any(|name| arguments[at] == *name) {
         arguments.insert(at, "filesystem".into());
     }
+    if arguments[at]
+        .to_str()
+        .is_some_and(|typed| typed.len() > 3 && "defragment".starts_with(typed))
+    {
+        arguments[at] = "defragment".into();
+        arguments.insert(at, "filesystem".into());
+    }
+    complete(&mut arguments, at);
     let command = arguments[at].clone();
     let is = |word: &OsStr, names: &[&str]| names.iter().any(|name| word == *name);
     let below = command_at(&arguments[at..]).map(|next| at + next);
@@ -85,10 +157,10 @@ pub(crate) fn rewrite(mut arguments: Vec<OsString>) -> Vec<OsString> {
         |words| words.into_iter().map(value).collect()
     } else if is(&command, &["find"]) {
         find
-    } else if is(&command, &["subvolume", "sub"]) && is_list {
+    } else if is(&command, &["subvolume"]) && is_list {
         at = below.unwrap_or(at);
         |words| words.into_iter().map(parent_uuid).collect()
-    } else if is(&command, &["filesystem", "fi"]) && is_defragment {
+    } else if is(&command, &["filesystem"]) && is_defragment {
         at = below.unwrap_or(at);
         defragment
     } else {
@@ -174,7 +246,7 @@ mod tests {
     #[test]
     fn short_options_follow_btrfs_and_setfattr() {
         check("butternut -q subvolume list -aqs d", "butternut -q subvolume list -aQs d");
-        check("butternut sub list --quiet q", "butternut sub list --quiet q");
+        check("butternut sub list --quiet q", "butternut subvolume list --quiet q");
         check("butternut ls -q d", "butternut ls -q d");
         let value = "butternut -v setfattr -n user.a --value --verbose d f";
         check("butternut -v setfattr -n user.a -v --verbose d f", value);
@@ -197,13 +269,27 @@ mod tests {
     fn an_algorithm_belongs_to_the_option_before_it() {
         check(
             "butternut fi defragment --compress zstd:3 -r f",
-            "butternut fi defragment --compress=zstd:3 -r f",
+            "butternut filesystem defragment --compress=zstd:3 -r f",
         );
         check(
             "butternut defragment -clzo f -c f",
             "butternut filesystem defragment --compress=lzo f --compress f",
         );
         check("butternut defragment --compress f", "butternut filesystem defragment --compress f");
+    }
+
+    #[test]
+    fn beginnings_of_commands_are_completed() {
+        check("butternut -q fi us d", "butternut -q filesystem usage d");
+        check("butternut subv snap -r d", "butternut subvolume snapshot -r d");
+        check("butternut su l -q d", "butternut subvolume list -Q d");
+        check("butternut sub del d", "butternut subvolume delete d");
+        check("butternut inspect-internal dump-s d", "butternut inspect dump-super d");
+        check("butternut prop g d", "butternut property get d");
+        check("butternut defrag -c d", "butternut filesystem defragment --compress d");
+        // Several begin so.
+        check("butternut sub s d", "butternut subvolume s d");
+        check("butternut q s d", "butternut q s d");
     }
 
     #[test]

@@ -35,11 +35,15 @@ takes space twice. The kernel's btrfs always breaks sharing: its files are refus
     butternut filesystem defragment --compress=zstd:9 /mnt/log/messages
     butternut filesystem defragment -r --break-sharing /mnt/home";
 
+#[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]
 pub(crate) struct DefragmentArgs {
     /// Defragment the files below directories
     #[arg(short, long)]
     pub(crate) recursive: bool,
+    /// Write the data before the end (always done; accepted for compatibility)
+    #[arg(short = 'f', hide = true)]
+    pub(crate) flush: bool,
     /// Compress the data: zlib (levels 1 to 9), lzo or zstd (-15 to 15) [default ALGO: zlib]
     #[arg(
         long,

@@ -56,6 +56,8 @@ and what they free can be used at once; space of deleted subvolumes, when it is 
 needs room for the blocks that it may add, also where it adds none: a new file, 64 KiB with blocks
 of 16 KiB. The data of small files, which is in the metadata, counts when it is written.
 
+Clones are not limited: `cp --reflink` shares data that is counted already, and may exceed a limit.
+
 A limit of a group of a higher level is one for all that it includes together. A snapshot gets the
 limits of its source, and is in no group of a higher level until it is assigned to one, or
 `subvolume snapshot -i` has made it in one. With simple quotas it gets no limits, and is in the
@@ -80,7 +82,7 @@ pub(crate) enum QuotaCommand {
     Disable(VolumeArgs),
     /// Compute the usage of all quota groups again
     #[command(after_help = QUOTA_HELP)]
-    Rescan(VolumeArgs),
+    Rescan(QuotaRescanArgs),
     /// Show whether quotas are enabled, their mode, and whether their numbers are exact
     #[command(after_help = QUOTA_HELP)]
     Status(VolumesArgs),
@@ -91,6 +93,15 @@ pub(crate) struct QuotaEnableArgs {
     /// Count extents for the subvolumes that allocate them: simple quotas
     #[arg(short = 's', long)]
     pub(crate) simple: bool,
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuotaRescanArgs {
+    /// Wait until the numbers are computed (always done; accepted for compatibility)
+    #[arg(short = 'w', long, hide = true)]
+    pub(crate) wait: bool,
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
 }
@@ -108,7 +119,7 @@ pub(crate) enum QgroupCommand {
     Destroy(QgroupArgs),
     /// Make a quota group include another one
     #[command(after_help = QGROUP_HELP)]
-    Assign(QgroupPairArgs),
+    Assign(QgroupAssignArgs),
     /// Set and remove the limits of a quota group
     #[command(after_help = LIMIT_HELP)]
     Limit(QgroupLimitArgs),
@@ -212,9 +223,24 @@ pub(crate) struct QgroupLimitArgs {
     /// subvolume
     #[arg(required = true, num_args = 1..=2, value_name = "[QGROUP] VOLUME")]
     pub(crate) group_and_volume: Vec<OsString>,
+    /// Limit what is stored, after compression (always so; accepted for compatibility)
+    #[arg(short = 'c', hide = true)]
+    pub(crate) compressed: bool,
     /// Limit the exclusive bytes, not the referenced ones
     #[arg(short = 'e')]
     pub(crate) exclusive: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QgroupAssignArgs {
+    /// Compute the numbers again (never needed: they are exact; accepted for compatibility)
+    #[arg(long, hide = true)]
+    pub(crate) rescan: bool,
+    /// Do not compute the numbers again (accepted for compatibility)
+    #[arg(long, hide = true)]
+    pub(crate) no_rescan: bool,
+    #[command(flatten)]
+    pub(crate) pair: QgroupPairArgs,
 }
 
 #[derive(Debug, Args)]

@@ -179,10 +179,10 @@ pub(crate) struct ExportArgs {
     #[arg(long)]
     pub(crate) tar: bool,
     /// Copy only files that match one of these patterns (*, ?, [a-z]); a pattern with a slash is
-    /// for the path below PATH, others for the name. Directories are copied
+    /// for the path below PATH, others for the name. Directories are copied; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) include: Vec<OsString>,
-    /// Leave out files that match, and directories with all that is in them
+    /// Leave out files that match, and directories with all that is in them; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<OsString>,
     /// Copy only files that were modified after a time (2026-11-21, "2026-11-21 14:30", @SECONDS),
@@ -274,9 +274,10 @@ pub(crate) struct SubvolumeListArgs {
     /// List only deleted subvolumes that are not cleaned up yet
     #[arg(short)]
     pub(crate) deleted: bool,
-    /// Sort order; `-` before the key reverses it (--sort=-gen)
-    #[arg(long, value_name = "[-]KEY", allow_hyphen_values = true, value_parser = parse_sort)]
-    pub(crate) sort: Option<(bool, ListSort)>,
+    /// Sort by these keys: rootid, gen, ogen, path; `-` before a key reverses it (--sort=-gen,path)
+    #[arg(long, value_name = "[-]KEY,...", allow_hyphen_values = true, value_parser = parse_sort)]
+    #[arg(value_delimiter = ',')]
+    pub(crate) sort: Vec<(bool, ListSort)>,
 }
 
 fn parse_sort(word: &str) -> Result<(bool, ListSort), String> {

@@ -55,6 +55,7 @@ mounted.
     butternut receive -f full.stream --to-directory /tmp/tree
     butternut receive -f full.stream --dump";
 
+#[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]
 pub(crate) struct ReceiveArgs {
     /// Read the stream from FILE instead of stdin
@@ -63,6 +64,12 @@ pub(crate) struct ReceiveArgs {
     /// Stop after the first end command of the stream, not at the end of the input
     #[arg(short = 'e')]
     pub(crate) end_command: bool,
+    /// Reach nothing outside of the directory (always so; accepted for compatibility)
+    #[arg(short = 'C', long, hide = true)]
+    pub(crate) chroot: bool,
+    /// Decompress compressed data (always done; accepted for compatibility)
+    #[arg(long, hide = true)]
+    pub(crate) force_decompress: bool,
     /// Print the commands of the stream, one a line or with --json one an object, and apply nothing
     #[arg(long, conflicts_with = "volume")]
     pub(crate) dump: bool,

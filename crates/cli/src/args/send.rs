@@ -45,9 +45,9 @@ pub(crate) struct SendArgs {
     /// Write the stream to a file
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Version of the stream: 2 has holes and creation times, and needs a receiver that knows it
-    /// [default: 1, and 2 with --compressed-data]
-    #[arg(long, value_name = "N", value_parser = ["1", "2"])]
+    /// Version of the stream: 2 has holes and creation times, and needs a receiver that knows it;
+    /// 0 is the newest one [default: 1, and 2 with --compressed-data]
+    #[arg(long, value_name = "N", value_parser = ["0", "1", "2"])]
     pub(crate) proto: Option<String>,
     /// Name the changed ranges of files without their data; such a stream cannot be received
     #[arg(long)]

@@ -164,6 +164,7 @@ pub(crate) struct SubvolumeSnapshotArgs {
     pub(crate) destination: Option<OsString>,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]
 pub(crate) struct SubvolumeDeleteArgs {
     #[command(flatten)]
@@ -177,6 +178,12 @@ pub(crate) struct SubvolumeDeleteArgs {
     /// Also delete the subvolumes inside them
     #[arg(short = 'R', long)]
     pub(crate) recursive: bool,
+    /// Commit after each deletion (always done; accepted for compatibility)
+    #[arg(short = 'C', long, hide = true)]
+    pub(crate) commit_each: bool,
+    /// Commit at the end (always done; accepted for compatibility)
+    #[arg(short = 'c', long, hide = true)]
+    pub(crate) commit_after: bool,
     /// Leave the space to the next mount for writing
     #[arg(long)]
     pub(crate) keep_space: bool,

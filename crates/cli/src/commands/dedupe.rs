@@ -37,7 +37,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &DedupeArgs, out: &mut Output) -> O
     let block = parse_bytes("--block", &args.block)?;
     let block = BlockSize::new(block).ok_or_else(|| {
         let why = format!("{} is not a power of two from 4K to 16M", args.block);
-        Failure::new("--block", why)
+        Failure::usage("--block", why)
     })?;
     let options = Options {
         global,

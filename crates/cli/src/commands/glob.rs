@@ -35,6 +35,22 @@ pub(crate) fn matches(glob: &[u8], name: &[u8]) -> bool {
     }
 }
 
+/// Returns whether each set of a pattern has its end.
+pub(crate) fn is_closed(glob: &[u8]) -> bool {
+    let mut rest = glob;
+    loop {
+        rest = match rest {
+            [] => return true,
+            [b'[', b'!' | b'^', _, after @ ..] | [b'[', _, after @ ..] => {
+                let Some(close) = after.iter().position(|byte| *byte == b']') else { return false };
+                &after[close + 1..]
+            }
+            [b'['] => return false,
+            [b'\\', _, after @ ..] | [_, after @ ..] => after,
+        };
+    }
+}
+
 /// Matches one element of the pattern. Returns the bytes consumed of the pattern and of the name.
 fn step(glob: &[u8], name: &[u8]) -> Option<(usize, usize)> {
     let first = *name.first()?;

@@ -26,6 +26,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use butternut::TOP_LEVEL;
 use butternut::format::quota::QgroupId;
 use butternut_fuse::is_own_type;
 use butternut_sys::{mounts, subvolume_calls};
@@ -43,6 +44,9 @@ use crate::volume::{arg, contents};
 use losses::LossWatch;
 
 const KERNEL_TYPE: &str = "btrfs";
+
+/// The error of the library.
+const TOP_LEVEL_READ_ONLY: &str = "the top level cannot be read-only";
 
 /// Returns whether an argument is a path in a mounted volume (law 1). `is_alone`: no path in it is
 /// named.
@@ -178,8 +182,14 @@ pub(crate) fn snapshot(
     rustix::fs::syncfs(&from).map_err(|error| failed(source_path, &error.into()))?;
     let flags = [(read_only, subvolume_calls::READ_ONLY), (recursive, subvolume_calls::RECURSIVE)];
     let flags = flags.iter().filter(|(set, _)| *set).fold(0, |flags, (_, flag)| flags | flag);
-    subvolume_calls::snapshot_in_qgroups(dir.as_fd(), name, &from, flags, &qgroups)
-        .map_err(|error| not_made(&path, &error, recursive, &qgroups))?;
+    subvolume_calls::snapshot_in_qgroups(dir.as_fd(), name, &from, flags, &qgroups).map_err(
+        |error| match Errno::from_io_error(&error) {
+            // A directory that the user may not write to is another error.
+            Some(Errno::PERM) => failed(source_path, &error)
+                .hint("only root and the owner of a subvolume make snapshots of it"),
+            _ => not_made(&path, &error, recursive, &qgroups),
+        },
+    )?;
     let mut changes = Changes::new(global);
     changes.record("created", &path);
     let kept = losses.check(&from).map_err(|error| {
@@ -281,6 +291,9 @@ pub(crate) fn set_read_only(
     subvolume_calls::set_read_only(root.as_fd(), read_only).map_err(|error| {
         let failure = not_a_root(path, &error);
         match Errno::from_io_error(&error) {
+            Some(Errno::INVAL) if info.id == TOP_LEVEL => {
+                Failure::new(text::escaped(path.as_os_str().as_bytes()), TOP_LEVEL_READ_ONLY)
+            }
             Some(Errno::PERM) => failure.hint(
                 "only root and its owner change it, and nothing does while a send or a receive \
                 reads it",
@@ -353,6 +366,23 @@ pub(crate) fn failed(path: &Path, error: &io::Error) -> Failure {
         Some(Errno::XDEV) => failure.hint("source and destination are in two volumes"),
         _ => failure,
     }
+}
+
+/// Reports the usage error of a command that was given a directory of a mounted volume, and paths in
+/// it, apart. Returns `None` if the argument is no directory in a mounted volume.
+pub(crate) fn with_path_apart(directory: &OsStr, paths: &[&OsString]) -> Option<Completion> {
+    let directory = Path::new(directory);
+    if !directory.is_dir() || !is_in_mount(directory) {
+        return None;
+    }
+    let whole = paths.iter().map(|path| {
+        let path = path.as_bytes();
+        let start = path.iter().position(|byte| *byte != b'/').unwrap_or(path.len());
+        text::escaped(&text::joined(directory.as_os_str().as_bytes(), &path[start..]))
+    });
+    let whole: Vec<_> = whole.collect();
+    let whole = whole.join(" ");
+    Some(usage(&format!("in a mounted volume, each path is one argument: {whole}")))
 }
 
 /// Reports a usage error that depends on what the arguments are.

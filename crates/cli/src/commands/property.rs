@@ -18,13 +18,21 @@ use crate::volume::OpenVolume;
 const READ_ONLY: &str = "ro";
 
 pub(crate) fn get(global: &GlobalArgs, args: &PropertyGetArgs, out: &mut Output) -> Outcome {
+    if let (Some(name), None) = (&args.path, &args.name)
+        && mounted::is_plain_file(&args.volume.volume)
+    {
+        return other(Some(name), "property get VOLUME PATH [ro]");
+    }
     let is_name = |name: Option<&OsString>| name.is_none_or(|name| name == READ_ONLY);
     let read_only = match (mounted::is_path(&args.volume.volume, args.path.is_none()), &args.path) {
         (true, name) if args.name.is_none() && is_name(name.as_ref()) => {
             mounted::is_read_only(&args.volume.volume)?
         }
         (false, Some(path)) if is_name(args.name.as_ref()) => of_volume(global, args, path)?,
-        _ => return Ok(mounted::usage("property get VOLUME PATH [ro]")),
+        (is_mounted, path) => {
+            let name = if is_mounted { path.as_ref() } else { args.name.as_ref() };
+            return other(name, "property get VOLUME PATH [ro]");
+        }
     };
     if global.json {
         json::document(out, Object::new().put("ro", read_only))?;
@@ -54,12 +62,15 @@ pub(crate) fn set(global: &GlobalArgs, args: &PropertySetArgs, out: &mut Output)
     let (path, name, value) = match (is_mounted, typed.as_slice()) {
         (true, [name, value]) => (&args.volume.volume, name, value),
         (false, [path, name, value]) => (*path, name, value),
+        (false, [name, _]) if mounted::is_plain_file(&args.volume.volume) => {
+            return other(Some(name), "property set VOLUME PATH ro true|false");
+        }
         _ => return Ok(mounted::usage("property set VOLUME PATH ro true|false")),
     };
     let value = match (name.to_str(), value.to_str()) {
         (Some(READ_ONLY), Some("true")) => true,
         (Some(READ_ONLY), Some("false")) => false,
-        _ => return Ok(mounted::usage("property set VOLUME PATH ro true|false")),
+        _ => return other(Some(*name), "property set VOLUME PATH ro true|false"),
     };
     if is_mounted {
         return mounted::set_read_only(global, path, value, args.force, out);
@@ -77,6 +88,17 @@ pub(crate) fn set(global: &GlobalArgs, args: &PropertySetArgs, out: &mut Output)
     set.map_err(|error| transaction.failed(&path, &error))?;
     transaction.record("changed", &path);
     transaction.finish(global, out, |object| object.put("ro", value))
+}
+
+/// Reports a property other than ro; the form of the command, if it has no other name.
+fn other(name: Option<&OsString>, form: &str) -> Outcome {
+    let hint = match name.and_then(|name| name.to_str()) {
+        Some("compression") => "`setfattr -n btrfs.compression -v zstd` sets it",
+        Some("label") => "`butternut filesystem label` shows and sets it",
+        _ => return Ok(mounted::usage(form)),
+    };
+    let name = name.map(|name| name.display().to_string()).unwrap_or_default();
+    Err(Failure::usage(name, "is no property of a subvolume").hint(hint))
 }
 
 fn require_subvolume(is_subvolume: bool, path: &[u8]) -> Result<(), Failure> {

@@ -42,6 +42,7 @@ pub(crate) fn run(global: &GlobalArgs, command: &QgroupCommand, out: &mut Output
             change(global, &args.volume, out, QuotaChange::Remove { group })
         }
         QgroupCommand::Assign(args) => {
+            let args = &args.pair;
             let (child, parent) = (parse(&args.child)?, parse(&args.parent)?);
             change(global, &args.volume, out, QuotaChange::Assign { child, parent })
         }
@@ -55,6 +56,13 @@ pub(crate) fn run(global: &GlobalArgs, command: &QgroupCommand, out: &mut Output
 
 fn limit(global: &GlobalArgs, args: &QgroupLimitArgs, out: &mut Output) -> Outcome {
     let (group, volume) = match args.group_and_volume.as_slice() {
+        [volume, path] if Path::new(volume).exists() => {
+            let (volume, path) = (text::escaped(volume.as_bytes()), text::escaped(path.as_bytes()));
+            return Err(Failure::usage(&volume, "not a quota group").hint(format!(
+                "name it LEVEL/NUMBER, for example 1/100; a subvolume is {volume}@{path}, or \
+                 MOUNT/{path}"
+            )));
+        }
         [group, volume] => (parse(&group.to_string_lossy())?, volume),
         [volume] => (subvolume_at(global, volume)?, volume),
         _ => return Err(Failure::new("qgroup limit", "no volume is named")),
@@ -94,7 +102,11 @@ fn parse(typed: &str) -> Result<u64, Failure> {
         QgroupId::of(level, number).map(|id| id.0)
     });
     parsed.ok_or_else(|| {
-        Failure::new(typed, "not a quota group").hint("name it LEVEL/NUMBER, for example 1/100")
+        let hint = match typed.parse::<u64>() {
+            Ok(id) => format!("name it LEVEL/NUMBER: the group of subvolume {id} is 0/{id}"),
+            Err(_) => "name it LEVEL/NUMBER, for example 1/100".to_owned(),
+        };
+        Failure::usage(typed, "not a quota group").hint(hint)
     })
 }
 
@@ -105,7 +117,7 @@ fn show(global: &GlobalArgs, args: &QgroupShowArgs, out: &mut Output) -> Outcome
     {
         synced.map_err(|error| Failure::io(path.display().to_string(), &error))?;
     }
-    let report = report(global, &args.volume)?;
+    let report = report(global, &args.volume, "btrfs qgroup show")?;
     if !report.is_enabled {
         let typed = args.volume.volume.iter().map(|typed| text::escaped(typed.as_bytes()));
         let typed: Vec<_> = typed.collect();

@@ -26,7 +26,7 @@ pub(crate) fn run(global: &GlobalArgs, command: &QuotaCommand, out: &mut Output)
             change(global, &args.volume, out, enable)
         }
         QuotaCommand::Disable(args) => change(global, args, out, QuotaChange::Disable),
-        QuotaCommand::Rescan(args) => change(global, args, out, QuotaChange::Rescan),
+        QuotaCommand::Rescan(args) => change(global, &args.volume, out, QuotaChange::Rescan),
         QuotaCommand::Status(args) => status(global, args, out),
     }
 }
@@ -39,6 +39,9 @@ pub(super) fn change(
     change: QuotaChange,
 ) -> Outcome {
     if let Some(mounted) = MountedDirectory::open(&volume.volume)? {
+        if mounted.is_kernels() {
+            return Err(mounted.of_kernel(change.kernel_command()));
+        }
         mounted.require_writable()?;
         let _: serde_json::Value = mounted.request(COMMAND, &Request::Quota { change })?;
         return mounted.finish(global, out, |object| object);
@@ -48,8 +51,13 @@ pub(super) fn change(
     transaction.finish(global, out, |object| object)
 }
 
-/// Reads the quotas of a volume, with all groups.
-pub(super) fn report(global: &GlobalArgs, volume: &VolumesArgs) -> Result<QuotaReport, Failure> {
+/// Reads the quotas of a volume, with all groups. `instead` is the command of btrfs-progs that does
+/// so on a mount of the kernel's btrfs.
+pub(super) fn report(
+    global: &GlobalArgs,
+    volume: &VolumesArgs,
+    instead: &str,
+) -> Result<QuotaReport, Failure> {
     let mount = match volume.volume.as_slice() {
         [path] if mounted::is_directory(path) => path,
         _ => {
@@ -58,6 +66,9 @@ pub(super) fn report(global: &GlobalArgs, volume: &VolumesArgs) -> Result<QuotaR
             return report.map_err(|error| opened.failure(&error));
         }
     };
+    if let Some(mounted) = MountedDirectory::open(mount)?.filter(MountedDirectory::is_kernels) {
+        return Err(mounted.of_kernel(instead));
+    }
     let mount = Path::new(mount);
     let mut report = page(mount, 0)?;
     while let Some(from) = report.next {
@@ -92,7 +103,7 @@ fn page(mount: &Path, from: u64) -> Result<QuotaReport, Failure> {
 }
 
 fn status(global: &GlobalArgs, volume: &VolumesArgs, out: &mut Output) -> Outcome {
-    let report = report(global, volume)?;
+    let report = report(global, volume, "btrfs quota status")?;
     let enabled = report.is_enabled;
     if global.json {
         let object = Object::new()

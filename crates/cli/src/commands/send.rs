@@ -15,6 +15,7 @@ use butternut::{Error, Follow, SendOptions, SendProtocol};
 use butternut_sys::storage;
 
 use crate::args::{GlobalArgs, SendArgs};
+use crate::commands::mounted::with_path_apart;
 use crate::commands::transaction::{failed, not_a_subvolume};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, text};
@@ -33,6 +34,9 @@ pub(crate) fn run(global: &GlobalArgs, args: &SendArgs, out: &mut Output) -> Out
         None => None,
     };
     let Some(path) = &args.subvolume else { return mounted::run(args, file, out) };
+    if let Some(usage) = with_path_apart(&args.volume.volume, &[path]) {
+        return Ok(usage);
+    }
     let opened = OpenVolume::from_arg(global, &args.volume)?;
     let subvolume = find(
         &opened,
@@ -71,7 +75,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SendArgs, out: &mut Output) -> Out
 /// Returns the version of the protocol.
 fn version(args: &SendArgs) -> u8 {
     match args.proto.as_deref() {
-        Some("2") => 2,
+        Some("0" | "2") => 2,
         None if args.compressed_data => 2,
         _ => 1,
     }

@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use butternut::format::refused::Hex;
 use butternut::format::verity::{SALT_BYTES_MAX, SIGNATURE_BYTES_MAX};
-use butternut::{Follow, VerityHash, VerityMetadata, VerityOptions};
+use butternut::{Error, Follow, VerityHash, VerityMetadata, VerityOptions};
 use butternut_sys::verity_calls;
 use rustix::io::Errno;
 use serde_json::Value;
@@ -33,6 +33,12 @@ use crate::volume::OpenVolume;
 
 /// Bytes of metadata that are read at a time.
 const PART_BYTES: usize = 64 << 10;
+
+/// The number of the signature in the call that reads metadata.
+const SIGNATURE: u64 = 3;
+
+const SEALED_ALREADY: &str = "the file is sealed already";
+const NO_SIGNATURE: &str = "the file has no signature";
 
 pub(crate) fn run(global: &GlobalArgs, command: &VerityCommand, out: &mut Output) -> Outcome {
     match command {
@@ -76,7 +82,11 @@ fn enable(global: &GlobalArgs, args: &VerityEnableArgs, out: &mut Output) -> Out
             let id = transaction.find(&bytes, Follow::Last);
             let done = id.and_then(|id| {
                 let done = filesystem.open_file(id).and_then(|file| file.enable_verity(&options));
-                done.map_err(|error| transaction.failed(&bytes, &error))
+                done.map_err(|error| {
+                    let is_sealed = matches!(error, Error::Exists);
+                    let known = || Failure::new(text::escaped(&bytes), SEALED_ALREADY);
+                    if is_sealed { known() } else { transaction.failed(&bytes, &error) }
+                })
             });
             if let Some(error) = filesystem.write_error() {
                 return Err(transaction.failure(&error));
@@ -130,13 +140,13 @@ fn measure(global: &GlobalArgs, args: &VerityMeasureArgs, out: &mut Output) -> O
 fn metadata(global: &GlobalArgs, args: &VerityMetadataArgs, out: &mut Output) -> Outcome {
     let (volume, paths) = arguments(&args.paths)?;
     let [path] = paths else {
-        return Err(Failure::new("verity metadata", "it is for one file")
+        return Err(Failure::usage("verity metadata", "it is for one file")
             .hint("name a volume and a path in it, or a path of a mounted volume"));
     };
     let (what, number) = match args.kind {
         MetadataName::MerkleTree => (VerityMetadata::MerkleTree, 1),
         MetadataName::Descriptor => (VerityMetadata::Descriptor, 2),
-        MetadataName::Signature => (VerityMetadata::Signature, 3),
+        MetadataName::Signature => (VerityMetadata::Signature, SIGNATURE),
     };
     let shown = text::escaped(&text::bytes(path));
     let write = |part: &[u8], out: &mut Output| -> Result<bool, Failure> {
@@ -152,7 +162,11 @@ fn metadata(global: &GlobalArgs, args: &VerityMetadataArgs, out: &mut Output) ->
         let mut at = 0;
         loop {
             let read = file.read_verity_metadata(what, at, &mut part);
-            let read = read.map_err(|error| Failure::of(&shown, &error))?;
+            let read = read.map_err(|error| {
+                let is_missing = matches!(error, Error::NoAttribute);
+                let known = || Failure::new(&shown, NO_SIGNATURE);
+                if is_missing { known() } else { Failure::of(&shown, &error) }
+            })?;
             at += read as u64;
             if !write(&part[..read], out)? {
                 return Ok(Completion::Success);
@@ -163,7 +177,15 @@ fn metadata(global: &GlobalArgs, args: &VerityMetadataArgs, out: &mut Output) ->
     let mut at = 0;
     loop {
         let part = verity_calls::read(file.as_fd(), number, at);
-        let part = part.map_err(|error| mounted_failure(path, &error))?;
+        let part = part.map_err(|error| {
+            // A file that is not sealed fails with the same error.
+            let is_missing =
+                number == SIGNATURE && Errno::from_io_error(&error) == Some(Errno::NODATA);
+            if is_missing && verity_calls::measure(file.as_fd()).is_ok() {
+                return Failure::new(&shown, NO_SIGNATURE);
+            }
+            mounted_failure(path, &error)
+        })?;
         at += part.len() as u64;
         if !write(&part, out)? {
             return Ok(Completion::Success);
@@ -181,7 +203,7 @@ fn arguments(all: &[OsString]) -> Result<(Option<&OsStr>, &[OsString]), Failure>
     }
     if paths.is_empty() {
         crate::volume::check_devices(&crate::volume::parse_arg(std::slice::from_ref(first))?)?;
-        return Err(Failure::new(first.display().to_string(), "no path in the volume is named")
+        return Err(Failure::usage(first.display().to_string(), "no path in the volume is named")
             .hint("name files in it behind the volume"));
     }
     Ok((Some(first), paths))
@@ -202,12 +224,12 @@ fn request(args: &VerityEnableArgs) -> Result<Request, Failure> {
     let block_bytes = parse_bytes("--block-size", &args.block_size)?;
     let block_bytes = u32::try_from(block_bytes).ok().filter(|n| matches!(n, 1024 | 2048 | 4096));
     let block_bytes = block_bytes.ok_or_else(|| {
-        Failure::new("--block-size", "a block that is hashed has 1024, 2048 or 4096 bytes")
+        Failure::usage("--block-size", "a block that is hashed has 1024, 2048 or 4096 bytes")
     })?;
     let salt = args.salt.as_deref().map_or(Some(Vec::new()), from_hex);
     let salt = salt.filter(|salt| salt.len() <= SALT_BYTES_MAX);
     let salt = salt.ok_or_else(|| {
-        Failure::new("--salt", "not at most 32 bytes in hexadecimal").hint("example: 0badcafe")
+        Failure::usage("--salt", "not at most 32 bytes in hexadecimal").hint("example: 0badcafe")
     })?;
     let signature = match &args.signature {
         None => Vec::new(),
@@ -284,7 +306,7 @@ fn mounted_failure(path: &OsString, error: &io::Error) -> Failure {
     match Errno::from_io_error(error) {
         Some(Errno::NODATA) => Failure::new(shown, "the file is not sealed by fs-verity"),
         Some(Errno::TXTBSY) => Failure::new(shown, "the file is open for writing"),
-        Some(Errno::EXIST) => Failure::new(shown, "the file is sealed already"),
+        Some(Errno::EXIST) => Failure::new(shown, SEALED_ALREADY),
         Some(Errno::NOTTY | Errno::OPNOTSUPP) => {
             Failure::new(shown, "its filesystem, or this kernel, has no such call of fs-verity")
         }

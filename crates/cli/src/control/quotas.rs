@@ -56,6 +56,20 @@ pub(crate) enum QuotaChange {
 }
 
 impl QuotaChange {
+    /// Returns the command of btrfs-progs that makes the change.
+    pub(crate) fn kernel_command(&self) -> &'static str {
+        match self {
+            Self::Enable | Self::Simple => "btrfs quota enable",
+            Self::Disable => "btrfs quota disable",
+            Self::Rescan => "btrfs quota rescan",
+            Self::Create { .. } => "btrfs qgroup create",
+            Self::Remove { .. } => "btrfs qgroup destroy",
+            Self::Assign { .. } => "btrfs qgroup assign",
+            Self::Unassign { .. } => "btrfs qgroup remove",
+            Self::Limit { .. } => "btrfs qgroup limit",
+        }
+    }
+
     /// Makes the change, which is durable afterwards.
     ///
     /// # Errors

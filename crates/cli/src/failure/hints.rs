@@ -11,7 +11,7 @@ use butternut_sys::errno::Errno;
 use butternut_sys::mounts;
 
 pub(crate) const BUSY: &str = "unmount it, or wait until it is free";
-const NOT_BTRFS: &str =
+pub(crate) const NOT_BTRFS: &str =
     "check that this is a btrfs volume; if it starts inside a larger image, add ?offset=N";
 
 /// `ENOSPC`.

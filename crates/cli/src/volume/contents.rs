@@ -16,11 +16,15 @@ use butternut_mkfs::Signature;
 
 use super::arg::VolumeArg;
 use super::{partitions, stream};
+use crate::commands::mounted::is_plain_file;
 use crate::failure::{Failure, hints};
 use crate::output::size::exact;
 
 /// The first partition began here when disks had cylinders, in bytes.
 const OLD_START: u64 = 63 * 512;
+
+/// What to do if a file of a mounted volume was named to select that volume.
+const IN_A_MOUNT: &str = "to use the mounted volume that the file is in, name a directory of it";
 
 /// Magic numbers at the start of files that contain something else, and what to do with them.
 const CONTAINERS: [(&[u8], &str); 9] = [
@@ -40,11 +44,13 @@ pub(crate) fn explain(arg: &VolumeArg, failure: Failure, error: &VolumeError) ->
     if !hints::is_not_btrfs(error) {
         return failure;
     }
-    let found = arg.devices.iter().find_map(describe);
-    match found {
-        Some(found) => failure.hint(found),
-        None => failure,
+    if let Some(found) = arg.devices.iter().find_map(describe) {
+        return failure.hint(found);
     }
+    if arg.devices.iter().any(|device| is_plain_file(device.path.as_os_str())) {
+        return failure.hint(format!("{}; {IN_A_MOUNT}", hints::NOT_BTRFS));
+    }
+    failure
 }
 
 /// Describes a device that holds no btrfs volume at its place (law 2).
@@ -103,9 +109,12 @@ pub(crate) fn is_volume(path: &Path) -> bool {
 }
 
 /// Returns a note for each device of an open volume whose first superblock is damaged: a copy is in
-/// use.
+/// use. A send stream has none.
 pub(crate) fn notes(devices: &[DevicePath]) -> Vec<String> {
     let damage = |device: &DevicePath| {
+        if stream::is_stream(device) {
+            return None;
+        }
         let mut block = vec![0; SUPER_BLOCK_BYTES];
         let at = device.offset.saturating_add(COPY_OFFSETS[0]);
         File::open(&device.path).ok()?.read_exact_at(&mut block, at).ok()?;

@@ -159,6 +159,59 @@ fn first_words_of_other_programs_find_their_way() {
 }
 
 #[test]
+fn options_of_btrfs_are_accepted_or_have_a_reason() {
+    let (_scratch, image) = volume();
+    let run = |line: &str| {
+        let words = line.split(' ').map(|word| if word == "IMG" { &image } else { word });
+        butternut(&words.collect::<Vec<_>>())
+    };
+    for line in [
+        "subv create IMG s1 s2 s3",
+        "sub del -c IMG s1",
+        "su delete -C IMG s2",
+        "fi defrag -rvf IMG /Sub",
+        "quota enable IMG",
+        "quota rescan -w IMG",
+        "qgroup create 1/1 IMG",
+        "qgroup assign --no-rescan 0/258 1/1 IMG",
+        "qgroup limit -c 1G 0/258 IMG",
+        "subvolume list --sort=gen,-path IMG",
+        "fi us IMG",
+        "inspect-internal rootid IMG /s3",
+    ] {
+        let ran = run(line);
+        assert_eq!(ran.code, Some(0), "{line}: {}", ran.err);
+    }
+    for (line, want) in [
+        ("subvolume create -p IMG x/y", "'-p' found (`butternut mkdir -p`"),
+        ("sub del --dry-run IMG c", "'--dry-run' found (`butternut subvolume list -o`"),
+        ("subvolume show -r 256 IMG", "'-r' found (name the subvolume by its id"),
+        ("subvolume find-new IMG 5", "(`butternut find --mtime`"),
+        ("send -f x IMG a b", "'b' found (send each subvolume by a command"),
+        ("defragment --step 1M IMG /", "'--step' found (files are written in steps"),
+        ("qgroup clear-stale IMG", "(the next commit removes the groups"),
+        ("quota rescan -s IMG", "'-s' found (`butternut quota status`"),
+        ("property list IMG", "(`butternut property get` prints all"),
+        ("cp -a IMG Sub x", "'-a' found (a directory is copied with"),
+        ("ls -y IMG", "'-y' found"),
+        ("mkswapfile x", "mkswapfile: is not a command (`butternut filesystem mkswapfile`"),
+        ("property get IMG / label", "label: is no property of a subvolume (`butternut filesys"),
+        ("qgroup create 100 IMG", "100: not a quota group (name it LEVEL/NUMBER: the group of"),
+        (
+            "qgroup limit 1G IMG c",
+            "not a quota group (name it LEVEL/NUMBER, for example 1/100; a s",
+        ),
+        ("subvolume set-default 256 IMG", "256: is an id, not a volume (the volume is first: `b"),
+        ("export --include [ IMG / x", "--include: \"[\": no ] closes [ ("),
+        ("export --newer yesterday IMG / x", "--newer: \"yesterday\" is neither"),
+    ] {
+        let ran = run(line);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{line}: {}", ran.err);
+        assert!(ran.err.contains(want) && !ran.err.contains("as a value"), "{line}: {}", ran.err);
+    }
+}
+
+#[test]
 fn defragment_takes_the_algorithm_as_btrfs_does() {
     let (_scratch, image) = volume();
     for form in ["--compress zstd", "--compress=zstd", "-czstd", "--compress zstd:9"] {

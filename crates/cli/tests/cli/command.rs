@@ -33,7 +33,18 @@ impl CommandOutput {
     /// Returns the stderr of a program that failed with status 1 and printed nothing.
     #[track_caller]
     pub(crate) fn failure(self) -> String {
-        assert_eq!((self.code, self.out.as_str()), (Some(1), ""), "stderr: {}", self.err);
+        self.failed_with(1)
+    }
+
+    /// As [`Self::failure`], of a usage error.
+    #[track_caller]
+    pub(crate) fn usage(self) -> String {
+        self.failed_with(2)
+    }
+
+    #[track_caller]
+    fn failed_with(self, status: i32) -> String {
+        assert_eq!((self.code, self.out.as_str()), (Some(status), ""), "stderr: {}", self.err);
         self.err.trim_end().to_owned()
     }
 }

@@ -138,7 +138,7 @@ fn files_of_a_volume_that_is_not_mounted_become_contiguous() {
     };
     let err = defragment(&[&image, "/dir"]).err;
     assert!(err.contains("is a directory (-r defragments"), "{err}");
-    let err = defragment(&[&image]).failure();
+    let err = defragment(&[&image]).usage();
     assert!(err.contains("no path in the volume is named"), "{err}");
     let said = defragment(&["-r", &image, "/"]).ok();
     // Both files count.

@@ -153,6 +153,49 @@ fn counts_have_their_number() {
     assert!(said.contains("file: 1 file, 0 directories, 0 links, "), "{said}");
 }
 
+#[test]
+fn a_stream_is_whole_and_a_directory_takes_it_with_an_option() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = own_plain(&dir, "a.img");
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (data, stream) = (path("data"), path("s.stream"));
+    fs::write(&data, vec![7; 1 << 20]).unwrap();
+    butternut(&["subvolume", "create", &image, "/sub"]).ok();
+    butternut(&["import", "-q", &image, &data, "/sub/data"]).ok();
+    butternut(&["property", "set", &image, "/sub", "ro", "true"]).ok();
+    butternut(&["send", "--proto", "0", "-f", &stream, &image, "/sub"]).ok();
+    assert_eq!(butternut(&["ls", &stream, "/sub"]).ok(), "data\n");
+    let plain = dir.path().to_str().unwrap();
+    let said = butternut(&["receive", "-f", &stream, plain]).failure();
+    let want = format!(
+        "butternut: {plain}: is in no mounted btrfs volume (`receive --to-directory {plain}` makes \
+         plain directories in it)"
+    );
+    assert_eq!(said, want);
+}
+
+#[test]
+fn the_top_level_and_a_path_that_is_no_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = own_plain(&dir, "a.img");
+    butternut(&["property", "set", &image, "/", "ro", "false"]).ok();
+    let said = butternut(&["property", "set", &image, "/", "ro", "true"]).failure();
+    assert!(said.contains("the top level cannot be read-only"), "{said}");
+    run("btrfs", &["check", &image].map(AsRef::as_ref));
+    for path in ["/", "none"] {
+        let said = butternut(&["subvolume", "list", &image, path]);
+        let want = format!(
+            "butternut: {path}: is no device (the command takes no path; -o VOLUME@SUBVOL lists \
+             the subvolumes below one)\n"
+        );
+        assert_eq!((said.code, said.err), (Some(2), want));
+    }
+    butternut(&["subvolume", "create", &image, "/home"]).ok();
+    butternut(&["subvolume", "set-default", &image, "/home"]).ok();
+    let said = butternut(&["subvolume", "set-default", &image, "/"]);
+    assert!(said.code == Some(0) && said.err.contains("/: note: this is the default already (5 "));
+}
+
 /// As for [`script_on_mount`]; `$T` is a directory for other files.
 const SCRIPT: &str = r#"
 "$B" subvolume create s
@@ -172,9 +215,17 @@ try "$B" subvolume delete "$M/."
 try "$B" subvolume set-default s
 try "$B" subvolume delete s
 "$B" subvolume set-default "$M" 5
+try "$B" subvolume create "$M" new
+try "$B" subvolume snapshot "$M/s" s new
+try "$B" send "$M" /s -f "$T/stream"
+try "$B" filesystem du "$M/file" file
+refused="$("$B" qgroup show "$M/file" 2>&1)"
+echo "butternut hint: ${refused##*; }"
+try "$B" property get file compression
+try "$B" property set "$M" ro false
 "#;
 
-const WANT: [&str; 13] = [
+const WANT: [&str; 20] = [
     "butternut subvolume set-default M/plain: 1 butternut: M/plain: not a subvolume (`butternut \
      subvolume list` shows what there is)",
     "butternut subvolume set-default s/dir: 1 butternut: s/dir: not a subvolume (`butternut \
@@ -195,6 +246,17 @@ const WANT: [&str; 13] = [
     "butternut subvolume set-default s: 0 ",
     "butternut subvolume delete s: 1 butternut: s: is the default subvolume, which cannot be \
      deleted (`butternut subvolume set-default` makes another one the default)",
+    "butternut subvolume create M new: 2 butternut: usage: in a mounted volume, each path is one \
+     argument: M/new (--help shows both forms of the command)",
+    "butternut subvolume snapshot M/s s new: 2 butternut: usage: in a mounted volume, each path is \
+     one argument: M/s/s M/s/new (--help shows both forms of the command)",
+    "butternut send M /s -f T/stream: 2 butternut: usage: in a mounted volume, each path is one \
+     argument: M/s (--help shows both forms of the command)",
+    "butternut filesystem du M/file file: 0      Total   Exclusive  Set shared  Filename",
+    "butternut hint: to use the mounted volume that the file is in, name a directory of it)",
+    "butternut property get file compression: 2 butternut: compression: is no property of a \
+     subvolume (`setfattr -n btrfs.compression -v zstd` sets it)",
+    "butternut property set M ro false: 0 ",
 ];
 
 #[test]
@@ -204,8 +266,10 @@ fn a_mount_of_ours_and_of_the_kernel_have_the_same_messages() {
     }
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let image = own_plain(&dir, "a.img");
+    let scratch = dir.path().to_str().unwrap();
     let said = |mount_point: &str| {
-        let said = script_on_mount(mount_point, SCRIPT, &[]);
+        let said = script_on_mount(mount_point, SCRIPT, &[("T", scratch)]);
+        let said = said.replace(scratch, "T");
         // `defragment` and `dedupe` print what they have done, too.
         let is_message = |line: &&str| line.starts_with("butternut ") || line.starts_with("ID ");
         said.lines().filter(is_message).map(str::to_owned).collect::<Vec<_>>()
@@ -213,6 +277,8 @@ fn a_mount_of_ours_and_of_the_kernel_have_the_same_messages() {
     let mount_point = MountPoint::new();
     butternut(&["mount", &image, mount_point.name()]).ok();
     assert_eq!(said(mount_point.name()), WANT);
+    let refused = butternut(&["property", "set", mount_point.name(), "ro", "true"]).failure();
+    assert!(refused.ends_with(": the top level cannot be read-only"), "{refused}");
     // What uses the volume, and where it is mounted.
     let busy = butternut(&["ls", &image]).failure();
     let at = mount_point.name();
@@ -226,6 +292,16 @@ fn a_mount_of_ours_and_of_the_kernel_have_the_same_messages() {
     let guard = MountGuard::before_mount(&kernel).unwrap();
     let image = own_plain(&dir, "k.img");
     shell(&format!("mount -o loop {image} {}", kernel.display()));
-    assert_eq!(said(kernel.to_str().unwrap()), WANT);
+    let at = kernel.to_str().unwrap();
+    assert_eq!(said(at), WANT);
+    for command in ["quota status", "quota rescan", "qgroup show", "qgroup limit 1M"] {
+        let words: Vec<&str> = command.split(' ').chain([at]).collect();
+        let refused = butternut(&words).failure();
+        let command = command.trim_end_matches(" 1M");
+        let want = format!(
+            "butternut: {at}: is on a mount of the kernel's btrfs (`btrfs {command}` does it there)"
+        );
+        assert_eq!(refused, want);
+    }
     guard.unmount().unwrap();
 }

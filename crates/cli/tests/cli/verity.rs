@@ -47,8 +47,10 @@ fn a_file_of_an_unmounted_volume_is_sealed() {
     assert_eq!(json["files"][0]["hash"], "sha256");
     assert_eq!(json["files"].as_array().unwrap().len(), 1);
     let err = verity(&["enable", &image, "/file"]).failure();
-    assert!(err.contains("file exists"), "{err}");
-    let err = verity(&["enable", "--salt=xy", &image, "/plain"]).failure();
+    assert!(err.ends_with("/file: the file is sealed already"), "{err}");
+    let err = verity(&["metadata", "--type", "signature", &image, "/file"]).failure();
+    assert!(err.ends_with("/file: the file has no signature"), "{err}");
+    let err = verity(&["enable", "--salt=xy", &image, "/plain"]).usage();
     assert!(err.contains("hexadecimal"), "{err}");
     let err = butternut(&["truncate", "--size", "5", &image, "/file"]).failure();
     assert!(err.contains("sealed by fs-verity"), "{err}");
@@ -95,6 +97,8 @@ fsverity digest --hash-alg=sha512 --salt=00112233 --block-size=1024 --out-merkle
     salted > /dev/null
 $B verity metadata salted | cmp - "$T/tree" && echo tree
 try $B verity enable copy
+try $B verity metadata --type signature copy
+try $B verity metadata --type signature mapped
 cmp copy moved && echo same
 mkdir dir; try fsverity enable dir
 python3 - <<'END'
@@ -158,6 +162,8 @@ fn on_a_mount(options: &str) {
             "signature",
             "tree",
             "butternut verity enable copy: 0",
+            "butternut verity metadata --type signature copy: 1 butternut: copy: the file has no sig",
+            "butternut verity metadata --type signature mapped: 1 butternut: mapped: the file is not",
             "same",
             "fsverity enable dir: 1 ERROR: FS_IOC_ENABLE_VERITY failed on 'dir': Is a directory",
             "while mapped 26",

@@ -39,14 +39,15 @@ impl Filesystem {
     /// differ.
     ///
     /// # Errors
-    /// [`Error::NoSubvolume`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] for the top level;
+    /// [`Error::NoSubvolume`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] if the top level is to
+    /// be read-only;
     /// [`Error::NotPermitted`] if it is to be writable and is being sent, or is the parent or a
     /// clone source of a stream that is being received;
     /// data that is lost during the call because it cannot be written back.
     pub fn set_subvolume_read_only(&self, id: u64, read_only: bool) -> Result<()> {
         let write_state = self.may_begin()?;
         self.subvolume_tree(id)?;
-        if id == crate::TOP_LEVEL {
+        if read_only && id == crate::TOP_LEVEL {
             return Err(Error::InvalidArgument { what: "the top level cannot be read-only" });
         }
         let begin = self.shared.source.error_position();

@@ -24,10 +24,12 @@ pub(super) struct Filter {
 
 impl Filter {
     pub(super) fn of(args: &ExportArgs) -> Result<Self, Failure> {
-        let globs = |typed: &[std::ffi::OsString]| typed.iter().map(text::bytes).collect();
+        let globs = |option, typed: &[std::ffi::OsString]| {
+            typed.iter().map(|typed| pattern(option, typed)).collect::<Result<_, _>>()
+        };
         Ok(Self {
-            include: globs(&args.include),
-            exclude: globs(&args.exclude),
+            include: globs("--include", &args.include)?,
+            exclude: globs("--exclude", &args.exclude)?,
             newer: args.newer.as_deref().map(newer).transpose()?,
         })
     }
@@ -50,6 +52,19 @@ impl Filter {
     }
 }
 
+/// Returns a pattern, without the slashes at the end that mark a directory.
+fn pattern(option: &str, typed: &std::ffi::OsString) -> Result<Vec<u8>, Failure> {
+    let mut glob = text::bytes(typed);
+    while glob.len() > 1 && glob.ends_with(b"/") {
+        glob.pop();
+    }
+    if !glob::is_closed(&glob) {
+        let why = format!("{:?}: no ] closes [", text::escaped(&glob));
+        return Err(Failure::usage(option, why).hint("\\[ is a [ in the name"));
+    }
+    Ok(glob)
+}
+
 fn is_any(globs: &[Vec<u8>], path: &WalkPath) -> bool {
     globs.iter().any(|glob| {
         if glob.contains(&b'/') {
@@ -68,7 +83,7 @@ fn newer(typed: &std::ffi::OsStr) -> Result<(i64, u32), Failure> {
     }
     let shown = typed.to_string_lossy();
     time::parse(&shown).ok_or_else(|| {
-        Failure::new("--newer", format!("{shown:?} is neither a file nor a time"))
+        Failure::usage("--newer", format!("{shown:?} is neither a file nor a time"))
             .hint("a time is 2026-11-21, \"2026-11-21 14:30\" or @SECONDS")
     })
 }

@@ -48,7 +48,8 @@ pub(crate) fn run(global: &GlobalArgs, args: &DefragmentArgs, out: &mut Output) 
     } else if paths.is_empty() {
         crate::volume::check_devices(&crate::volume::parse_arg(std::slice::from_ref(first))?)?;
         let hint = "name files or directories in it: `filesystem defragment -r VOLUME /`";
-        Err(Failure::new(first.display().to_string(), "no path in the volume is named").hint(hint))
+        Err(Failure::usage(first.display().to_string(), "no path in the volume is named")
+            .hint(hint))
     } else {
         volume::run(run, first, paths, out)
     }

@@ -12,7 +12,7 @@ use butternut::{DiskUsage, FileId, FileKind, Follow};
 
 use super::groups::units;
 use crate::args::{DuArgs, GlobalArgs};
-use crate::commands::mounted::is_directory;
+use crate::commands::mounted::{is_directory, is_plain_file};
 use crate::commands::walk::{Walk, WalkEntry, WalkError, WalkPath};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::size::{Units, pretty};
@@ -42,7 +42,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &DuArgs, out: &mut Output) -> Outco
         units: units(&args.units),
         json: global.json.then(json::List::default),
     };
-    if is_directory(&args.volume.volume) {
+    if is_directory(&args.volume.volume) || is_plain_file(&args.volume.volume) {
         let paths: Vec<&OsString> =
             std::iter::once(&args.volume.volume).chain(&args.paths).collect();
         return mounted::run(lines, &paths, out);

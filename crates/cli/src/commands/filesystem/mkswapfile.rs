@@ -98,7 +98,7 @@ fn uuid(typed: &str) -> Result<Uuid, Failure> {
             Ok(Uuid::version_4(bytes.map_err(|errno| Failure::io("--uuid", &errno.into()))?))
         }
         typed => Uuid::parse(typed).ok_or_else(|| {
-            Failure::new("--uuid", format!("{typed:?} is not a UUID"))
+            Failure::usage("--uuid", format!("{typed:?} is not a UUID"))
                 .hint("give 32 hexadecimal digits as 8-4-4-4-12, random or clear")
         }),
     }

@@ -16,6 +16,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use butternut_fuse::is_own_type;
+use butternut_sys::mounts;
 use butternut_sys::volume_calls::is_kernel_btrfs;
 use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags, fstatvfs, openat};
 use rustix::io::Errno;
@@ -30,6 +32,12 @@ use crate::control::{Request, client, device_number_of};
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::json::Object;
 use crate::output::{Output, json, text};
+
+/// Returns the failure of a command that has no way to a mount of the kernel's btrfs.
+pub(crate) fn of_kernel(shown: &str, instead: &str) -> Failure {
+    Failure::new(shown, "is on a mount of the kernel's btrfs")
+        .hint(format!("`{instead}` does it there"))
+}
 
 /// A directory of a mounted filesystem.
 pub(crate) struct MountedDirectory<'a> {
@@ -110,8 +118,15 @@ impl<'a> MountedDirectory<'a> {
 
     /// Returns the failure of a command that has no way to a mount of the kernel's btrfs.
     pub(crate) fn of_kernel(&self, instead: &str) -> Failure {
-        Failure::new(self.shown(), "is on a mount of the kernel's btrfs")
-            .hint(format!("`{instead}` does it there"))
+        of_kernel(&self.shown(), instead)
+    }
+
+    /// Returns whether the directory is on a mount of this project, as far as that can be found
+    /// out.
+    pub(crate) fn may_be_own(&self) -> bool {
+        let mounts = mounts::read_own_of_device(self.device);
+        mounts
+            .is_ok_and(|mounts| mounts.is_empty() || mounts.iter().any(|it| is_own_type(&it.kind)))
     }
 
     /// Describes a failed call on the directory.

@@ -38,6 +38,11 @@ pub(super) fn run(
     if mounted.is_kernels() {
         return Err(mounted.of_kernel("btrfs receive"));
     }
+    if !mounted.may_be_own() {
+        let shown = mounted.shown();
+        let hint = format!("`receive --to-directory {shown}` makes plain directories in it");
+        return Err(Failure::new(shown, "is in no mounted btrfs volume").hint(hint));
+    }
     let dir = mounted.reopen()?;
     let nameless = nameless_file(&dir).map_err(|errno| mounted.failed(&errno.into()))?;
     // After law 3 holds: the mount stays writable.

@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use butternut_sys::volume_calls::is_kernel_btrfs;
 use butternut_sys::{storage, subvolume_calls};
 use rustix::io::Errno;
 
@@ -39,6 +40,9 @@ pub(super) fn run(
     }
     let path = Path::new(argument);
     let (directory, device) = open(path)?;
+    if is_kernel_btrfs(&directory) {
+        return Err(mounted::directory::of_kernel(&shown(path), "btrfs send"));
+    }
     let subvolume = read_only_id(path, &directory, "`butternut property set PATH ro true`")?;
     let received = |other| {
         let other = Path::new(other);

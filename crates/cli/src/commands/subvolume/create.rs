@@ -14,6 +14,11 @@ const PERMISSIONS: u32 = 0o755;
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeCreateArgs, out: &mut Output) -> Outcome {
     let qgroups = qgroup::parse_all(&args.qgroups)?;
     if mounted::is_path(&args.volume.volume, args.paths.is_empty()) {
+        if let Some(path) = args.paths.first()
+            && let Some(usage) = mounted::with_path_apart(&args.volume.volume, &[path])
+        {
+            return Ok(usage);
+        }
         let paths: Vec<_> = std::iter::once(&args.volume.volume).chain(&args.paths).collect();
         return mounted::create(global, &paths, &qgroups, out);
     }

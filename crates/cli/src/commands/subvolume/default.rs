@@ -10,7 +10,7 @@ use crate::commands::mounted;
 use crate::commands::mounted::root_tree::MountedVolume;
 use crate::commands::transaction::{Transaction, not_a_subvolume};
 use crate::failure::{Completion, Failure, Outcome};
-use crate::output::{Output, json, text};
+use crate::output::{Output, json, stderr_line, text};
 use crate::volume::OpenVolume;
 
 pub(crate) fn get(global: &GlobalArgs, args: &VolumesArgs, out: &mut Output) -> Outcome {
@@ -48,6 +48,16 @@ pub(crate) fn set(
     out: &mut Output,
 ) -> Outcome {
     let subvolume = args.subvolume.as_ref();
+    let volume = &args.volume.volume;
+    if let (Some(id), Some(other)) = (volume.to_str(), subvolume)
+        && id.parse::<u64>().is_ok()
+        && !Path::new(volume).exists()
+        && Path::new(other).exists()
+    {
+        let other = text::escaped(&text::bytes(other));
+        return Err(Failure::usage(id, "is an id, not a volume")
+            .hint(format!("the volume is first: `butternut subvolume set-default {other} {id}`")));
+    }
     let typed = subvolume.and_then(|typed| typed.to_str()?.parse().ok());
     if mounted::is_path(&args.volume.volume, subvolume.is_none())
         && (subvolume.is_none() || typed.is_some())
@@ -68,6 +78,14 @@ pub(crate) fn set(
         }
         found.subvolume
     };
+    let before = transaction.filesystem().default_subvolume();
+    if !global.quiet && typed.is_none() && id != TOP_LEVEL && before.is_ok_and(|it| it == id) {
+        let path = text::escaped(&path);
+        stderr_line(&format!(
+            "{path}: note: this is the default already (5 in its place makes the top level the \
+             default)"
+        ));
+    }
     let set = transaction.filesystem().set_default_subvolume(id);
     set.map_err(|error| transaction.failure(&error))?;
     transaction.record("made the default", &path);

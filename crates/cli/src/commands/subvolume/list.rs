@@ -1,7 +1,10 @@
 //! `subvolume list`: lists subvolumes in the format of `btrfs subvolume list`, with paths from the
 //! top level.
 
+use std::cmp::Ordering;
+use std::ffi::OsStr;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use butternut::SubvolumeInfo;
@@ -11,7 +14,7 @@ use crate::commands::mounted;
 use crate::commands::mounted::root_tree::MountedVolume;
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, json, text, time};
-use crate::volume::OpenVolume;
+use crate::volume::{OpenVolume, arg};
 
 /// Printed in place of a UUID that is not set.
 const NO_UUID: &str = "-                                   ";
@@ -27,7 +30,7 @@ type Text = fn(&SubvolumeInfo) -> String;
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeListArgs, out: &mut Output) -> Outcome {
     let (top, mut all) = subvolumes(global, args)?;
     all.retain(|subvolume| is_listed(args, top, subvolume));
-    sort(&mut all, args.sort);
+    sort(&mut all, &args.sort);
     if global.json {
         let mut list = json::List::default();
         for subvolume in &all {
@@ -76,9 +79,20 @@ fn subvolumes(
         let volume = MountedVolume::open(Path::new(path))?;
         return Ok((volume.id()?, volume.subvolumes()?));
     }
+    if let [_, others @ ..] = args.volume.volume.as_slice()
+        && let Some(path) = others.iter().find(|other| !is_device(other))
+    {
+        return Err(Failure::usage(text::escaped(path.as_bytes()), "is no device")
+            .hint("the command takes no path; -o VOLUME@SUBVOL lists the subvolumes below one"));
+    }
     let opened = OpenVolume::from_args(global, &args.volume)?;
     let all = opened.filesystem.subvolumes().map_err(|error| opened.failure(&error))?;
     Ok((opened.filesystem.root().subvolume, all))
+}
+
+/// Returns whether an argument may name a further device.
+fn is_device(argument: &OsStr) -> bool {
+    arg::begins_with_device(argument) && !mounted::is_directory(argument)
 }
 
 fn is_listed(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> bool {
@@ -89,17 +103,20 @@ fn is_listed(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> b
         && (!args.only_below || subvolume.parent == Some(top))
 }
 
-fn sort(all: &mut [SubvolumeInfo], by: Option<(bool, ListSort)>) {
-    let (reversed, key) = by.unwrap_or((false, ListSort::Rootid));
-    match key {
-        ListSort::Rootid => all.sort_by_key(|subvolume| subvolume.id),
-        ListSort::Gen => all.sort_by_key(|subvolume| subvolume.generation),
-        ListSort::Ogen => all.sort_by_key(|subvolume| subvolume.created_generation),
-        ListSort::Path => all.sort_by(|a, b| a.path.cmp(&b.path)),
-    }
-    if reversed {
-        all.reverse();
-    }
+/// Sorts by several keys: the first one decides, and the id where all are equal.
+fn sort(all: &mut [SubvolumeInfo], keys: &[(bool, ListSort)]) {
+    all.sort_by(|a, b| {
+        let compared = keys.iter().map(|(reversed, key)| {
+            let order = match key {
+                ListSort::Rootid => a.id.cmp(&b.id),
+                ListSort::Gen => a.generation.cmp(&b.generation),
+                ListSort::Ogen => a.created_generation.cmp(&b.created_generation),
+                ListSort::Path => a.path.cmp(&b.path),
+            };
+            if *reversed { order.reverse() } else { order }
+        });
+        compared.chain([a.id.cmp(&b.id)]).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
+    });
 }
 
 fn columns(args: &SubvolumeListArgs) -> Vec<Column> {

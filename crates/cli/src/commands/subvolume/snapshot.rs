@@ -23,6 +23,10 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeSnapshotArgs, out: &mut O
         }
         return Ok(mounted::usage("subvolume snapshot VOLUME SOURCE DESTINATION"));
     };
+    let paths = [&args.source, destination];
+    if let Some(usage) = mounted::with_path_apart(&args.volume.volume, &paths) {
+        return Ok(usage);
+    }
     let mut transaction = Transaction::open(global, &args.volume)?;
     let source_path = text::bytes(&args.source);
     let source = transaction.find(&source_path, Follow::Last)?;
