@@ -17,7 +17,7 @@ use crate::output::Output;
 
 /// Options after `mount -o`, without the tunables. Where one has a value of the user's, it ends
 /// with the equals sign.
-const MOUNT_OPTIONS: [&str; 36] = [
+const MOUNT_OPTIONS: [&str; 37] = [
     "ro",
     "rw",
     "commit=",
