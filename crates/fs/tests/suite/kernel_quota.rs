@@ -13,6 +13,7 @@ use butternut::{
 use butternut_check::{CheckOptions, QgroupCount};
 use std::cell::Cell;
 use std::fmt::Write;
+use std::process::Command;
 
 pub(crate) fn open(image: &KernelImage) -> Filesystem {
     let options = MountOptions::default().read_only(false).commit_seconds(0);

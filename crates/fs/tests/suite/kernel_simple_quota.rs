@@ -6,7 +6,7 @@
 
 use crate::kernel_image::{KernelImage, kernel_is_here, run};
 use crate::kernel_quota::{
-    check_here, fill, group, new, open, referenced, run_histories, subvolume, write,
+    check_here, fill, group, new, open, qgroup_report, referenced, run_histories, subvolume, write,
 };
 use butternut::{FileId, Filesystem, Follow, SnapshotAccess};
 use std::cell::Cell;
