@@ -18,9 +18,11 @@
 pub mod in_place;
 pub mod objects;
 pub mod on_file;
+pub mod operation;
 pub mod subvolumes;
 
 use anyhow::Result;
+pub use operation::{At, Failed, Operation};
 use rustix::io::Errno;
 use std::path::Path;
 
@@ -87,33 +89,6 @@ pub struct Case {
     pub flag: Flag,
     pub operation: &'static str,
     pub run: Operation,
-}
-
-/// The failed step of an operation, and its errno.
-#[derive(Clone, Copy, Debug)]
-pub struct Failed(pub &'static str, pub Errno);
-
-/// An operation in the directory of a case.
-pub type Operation = fn(&Path) -> Result<(), Failed>;
-
-/// Adds the name of the step to an errno.
-pub trait At<T> {
-    fn at(self, step: &'static str) -> Result<T, Failed>;
-}
-
-impl<T> At<T> for Result<T, Errno> {
-    fn at(self, step: &'static str) -> Result<T, Failed> {
-        self.map_err(|errno| Failed(step, errno))
-    }
-}
-
-impl<T> At<T> for std::io::Result<T> {
-    fn at(self, step: &'static str) -> Result<T, Failed> {
-        self.map_err(|error| {
-            let number = error.raw_os_error().unwrap_or(0);
-            Failed(step, Errno::from_raw_os_error(number))
-        })
-    }
 }
 
 const FILE_MODES: [u32; 3] = [0o644, 0o6777, 0o2766];

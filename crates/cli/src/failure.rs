@@ -1,6 +1,7 @@
 //! Error messages of the form `OBJECT: REASON (HINT)`.
 
 pub(crate) mod hints;
+pub(crate) mod subvolumes;
 
 use std::fmt;
 use std::io;

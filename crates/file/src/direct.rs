@@ -218,8 +218,9 @@ impl FileState {
         self.shared.overlay().find_pending(range.start, range.end) != Err(range.end)
     }
 
-    /// Returns how many writes are in flight or completed and not in the trees yet. An extent counts
-    /// once for each of its blocks: the space of what it replaces is not free before the merge.
+    /// Returns how many writes are in flight or completed and not in the trees yet. An extent
+    /// counts once for each of its blocks: the space of what it replaces is not free before the
+    /// merge.
     pub fn pending_writes(&self) -> u64 {
         let completed = self.shared.overlay().pending_bytes() / SECTOR_BYTES;
         self.shared.in_flight().writes_in_flight().1 + completed

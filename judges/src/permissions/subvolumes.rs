@@ -1,6 +1,6 @@
 //! Calls on subvolumes that must fail, and names below a file, in the directory `d` of a case.
 
-use super::{At, Failed, Operation};
+use super::operation::{At, Failed, Operation};
 use butternut_sys::subvolume_calls as calls;
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsFd, OwnedFd};

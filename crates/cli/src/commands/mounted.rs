@@ -33,10 +33,10 @@ use butternut_sys::{mounts, subvolume_calls};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::transaction::{not_a_subvolume, received};
 use crate::args::GlobalArgs;
 use crate::control::device_number;
 use crate::failure::hints::QUOTA_REACHED;
+use crate::failure::subvolumes::{not_a_subvolume, received};
 use crate::failure::{Completion, Failure, Outcome, USAGE_STATUS};
 use crate::output::json::Object;
 use crate::output::{Output, json, stderr_line, text};
@@ -368,8 +368,8 @@ pub(crate) fn failed(path: &Path, error: &io::Error) -> Failure {
     }
 }
 
-/// Reports the usage error of a command that was given a directory of a mounted volume, and paths in
-/// it, apart. Returns `None` if the argument is no directory in a mounted volume.
+/// Reports the usage error of a command that was given a directory of a mounted volume, and paths
+/// in it, apart. Returns `None` if the argument is no directory in a mounted volume.
 pub(crate) fn with_path_apart(directory: &OsStr, paths: &[&OsString]) -> Option<Completion> {
     let directory = Path::new(directory);
     if !directory.is_dir() || !is_in_mount(directory) {

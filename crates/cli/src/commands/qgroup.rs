@@ -12,11 +12,11 @@ use butternut::format::quota::QgroupId;
 use super::filesystem::{groups::units, sync};
 use super::mounted::{self, root_tree::MountedVolume};
 use super::quota::{change, report};
-use super::transaction::not_a_subvolume;
 use crate::args::{
     GlobalArgs, QgroupCommand, QgroupLimitArgs, QgroupShowArgs, VolumeArgs, parse_bytes,
 };
 use crate::control::quotas::{GroupReport, GroupSubvolume, QuotaChange, QuotaReport};
+use crate::failure::subvolumes::not_a_subvolume;
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::size::pretty;
 use crate::output::{Output, json, stderr_line, text};

@@ -16,7 +16,8 @@ use butternut_sys::storage;
 
 use crate::args::{GlobalArgs, SendArgs};
 use crate::commands::mounted::with_path_apart;
-use crate::commands::transaction::{failed, not_a_subvolume};
+use crate::commands::transaction::failed;
+use crate::failure::subvolumes::not_a_subvolume;
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, text};
 use crate::volume::OpenVolume;

@@ -232,18 +232,6 @@ pub(crate) fn failed(path: &[u8], error: &Error) -> Failure {
     Failure::of(text::escaped(path), error)
 }
 
-/// The failure of a command that needs a subvolume at a path.
-pub(crate) fn not_a_subvolume(path: &[u8]) -> Failure {
-    Failure::new(text::escaped(path), "not a subvolume")
-        .hint("`butternut subvolume list` shows what there is")
-}
-
-/// The failure of making a received subvolume writable without --force.
-pub(crate) fn received(path: &[u8]) -> Failure {
-    Failure::new(text::escaped(path), "the subvolume was received")
-        .hint("it cannot be the parent of later streams once it is writable; -f does it")
-}
-
 /// Fails if the inode of `stat`, an entry of `dir`, is a subvolume or the placeholder of one.
 pub(crate) fn refuse_subvolume(
     dir: FileId,

@@ -93,8 +93,8 @@ const PRINTS: [&str; 20] = [
     "butternut send missing -f T/none: 2 butternut: usage: of a volume that is not mounted",
     "butternut send -p w b -f T/none: 1 butternut: w: only read-only subvolumes can be sent",
     "butternut send -p K/a b -f T/none: 1 butternut: K/a: is not in the volume of b",
-    "butternut send K/a -f T/none: 1 butternut: K/a: is on a mount of the kernel's btrfs (`btrfs send` \
-     does it there)",
+    "butternut send K/a -f T/none: 1 butternut: K/a: is on a mount of the kernel's btrfs (`btrfs \
+     send` does it there)",
     "butternut send b -f I: 1 butternut: I: is a device of the volume",
     "user butternut send M/b: 1 butternut: send: the mount at M/b: no control socket",
     "butternut subvolume delete b: 1 butternut: b: is in use: a send or a receive reads it, or it \

@@ -162,8 +162,10 @@ fn on_a_mount(options: &str) {
             "signature",
             "tree",
             "butternut verity enable copy: 0",
-            "butternut verity metadata --type signature copy: 1 butternut: copy: the file has no sig",
-            "butternut verity metadata --type signature mapped: 1 butternut: mapped: the file is not",
+            "butternut verity metadata --type signature copy: 1 butternut: copy: the file has no \
+             sig",
+            "butternut verity metadata --type signature mapped: 1 butternut: mapped: the file is \
+             not",
             "same",
             "fsverity enable dir: 1 ERROR: FS_IOC_ENABLE_VERITY failed on 'dir': Is a directory",
             "while mapped 26",

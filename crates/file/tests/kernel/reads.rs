@@ -15,6 +15,7 @@ const TINY: SourceOptions = SourceOptions {
     decompressed_cache_bytes: 0,
     verity_cache_bytes: 0,
     page_cache_bytes: 256 << 10,
+    pending_bytes: 0,
     compress: None,
 };
 

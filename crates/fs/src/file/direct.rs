@@ -34,9 +34,9 @@ const SECTOR: usize = 4096;
 
 /// What a writer merges itself when too many writes are pending.
 const PENDING_STEP: u64 = 2 << 10;
-/// Delay of a queue's write when as many writes are pending as may be. With fewer, the delay is this
-/// times the square of the fraction of the way from [`kick`]. So queues slow down to the rate of
-/// merging without stopping.
+/// Delay of a queue's write when as many writes are pending as may be. With fewer, the delay is
+/// this times the square of the fraction of the way from [`kick`]. So queues slow down to the rate
+/// of merging without stopping.
 const PAUSE_MAX: Duration = Duration::from_micros(40);
 /// How many writes of a file are pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -69,7 +69,8 @@ impl Filesystem {
         if inode.nlink >= LINKS_MAX {
             return Err(NamesError::TooManyLinks.into());
         }
-        // The orphan item also guards what a call has built for fs-verity, until the file is sealed.
+        // The orphan item also guards what a call has built for fs-verity, until the file is
+        // sealed.
         let is_guard = was_unnamed
             && !is_fixed(InodeFlags::VERITY)
             && !verity_keys(&subvolume.tree, Ino(target.id.ino), 1)?.is_empty();

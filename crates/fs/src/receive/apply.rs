@@ -598,7 +598,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
         let options = options.salt(salt).signature(signature);
         let file = self.filesystem.open_file(self.inode(path)?)?;
         self.sealed_bytes = self.sealed_bytes.saturating_add(file.len());
-        self.limits.check_seals(self.sealed_bytes, self.stream_bytes)?;
+        self.limits.check_seals(self.sealed_bytes, self.stream_bytes).map_err(Error::Stream)?;
         let goes_on = self.goes_on();
         let sealed = file.enable_verity_while(&options, &goes_on);
         check(&goes_on)?;

@@ -3,7 +3,6 @@
 //! A seal by fs-verity hashes all bytes of a file, and its holes, too. A stream needs no data for a
 //! file of any size, so the time of a receive is not bounded by the size of its stream.
 
-use crate::{Error, Result};
 use butternut_format::refused::Refused;
 use std::fmt;
 use std::sync::Arc;
@@ -42,12 +41,11 @@ impl Limits {
     }
 
     /// Checks that files of `sealed_bytes` in all may be sealed after `stream_bytes` of a stream.
-    pub(super) fn check_seals(&self, sealed_bytes: u64, stream_bytes: u64) -> Result<()> {
+    pub(super) fn check_seals(&self, sealed_bytes: u64, stream_bytes: u64) -> Result<(), Refused> {
         let most = stream_bytes.saturating_mul(SEALED_PER_BYTE).saturating_add(SEALED_BYTES);
         if self.has_limited_seals && sealed_bytes > most {
             let want = format!("at most {most}, for {stream_bytes} bytes of a stream");
-            let refused = Refused::new(SEALED_BYTES_FIELD, sealed_bytes, want);
-            return Err(Error::Stream(refused));
+            return Err(Refused::new(SEALED_BYTES_FIELD, sealed_bytes, want));
         }
         Ok(())
     }

@@ -39,8 +39,8 @@ impl Filesystem {
     /// differ.
     ///
     /// # Errors
-    /// [`Error::NoSubvolume`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] if the top level is to
-    /// be read-only;
+    /// [`Error::NoSubvolume`], [`Error::ReadOnly`]; [`Error::InvalidArgument`] if the top level
+    /// is to be read-only;
     /// [`Error::NotPermitted`] if it is to be writable and is being sent, or is the parent or a
     /// clone source of a stream that is being received;
     /// data that is lost during the call because it cannot be written back.

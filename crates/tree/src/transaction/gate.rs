@@ -120,8 +120,8 @@ impl Gate {
     }
 
     /// Closes the gate and waits until the last member ends. Returns the generation to commit, or
-    /// `None`, with the gate open again, if the transaction has no changes. Threads that have waited
-    /// for the gate when it was last opened for the same transaction join before it closes.
+    /// `None`, with the gate open again, if the transaction has no changes. Threads that have
+    /// waited for the gate when it was last opened for the same transaction join before it closes.
     pub(crate) fn freeze(&self) -> Result<Option<Generation>, TreeError> {
         let mut state = self.state();
         while state.passing > 0 && state.cause.is_none() {

@@ -9,14 +9,14 @@
 //!    failure of an import.
 //!
 //! `input` decompresses, `reader` reads the members, with `records`, `acl` and `sparse` for parts
-//! of their headers, and `unpack` creates them.
+//! of their headers, and `extract` creates them.
 
 mod acl;
+mod extract;
 mod input;
 mod reader;
 mod records;
 mod sparse;
-mod unpack;
 
 use butternut::{Error, FileKind, Follow, NewInode};
 
@@ -28,8 +28,8 @@ use crate::args::{GlobalArgs, ImportArgs};
 use crate::failure::{Failure, Outcome};
 use crate::output::size::{Units, pretty};
 use crate::output::{Output, stderr_line, text};
+use extract::{Extract, PERMISSIONS};
 use reader::Reader;
-use unpack::{PERMISSIONS, Unpack};
 
 pub(super) fn run(global: &GlobalArgs, args: &ImportArgs, out: &mut Output) -> Outcome {
     let (input, shown) = input::open(&args.src)?;
@@ -56,11 +56,11 @@ pub(super) fn run(global: &GlobalArgs, args: &ImportArgs, out: &mut Output) -> O
     let rules = Rules { no_owner: options.no_owner, epoch: None };
     let progress = Progress::new(global);
     let mut reader = Reader::new(input, shown);
-    let mut unpack = Unpack::new(fs, rules, !options.no_xattrs, &progress, (root, generation));
-    let unpacked = unpack.run(&mut reader);
+    let mut extract = Extract::new(fs, rules, !options.no_xattrs, &progress, (root, generation));
+    let extracted = extract.run(&mut reader);
     progress.finish();
-    let (counts, is_full) = (unpack.counts, unpack.is_full);
-    unpacked.map_err(|failure| if is_full { full(failure, free_bytes) } else { failure })?;
+    let (counts, is_full) = (extract.counts, extract.is_full);
+    extracted.map_err(|failure| if is_full { full(failure, free_bytes) } else { failure })?;
     transaction.record("made", &dest);
     if global.verbose && !global.json {
         stderr_line(&described(&dest, counts));

@@ -4,8 +4,8 @@
 //!    directory tree, plus a quarter, plus [`EXTRA_BYTES`]. The file is sparse, so unused space
 //!    takes no space on the host; `--shrink` truncates it, if nothing is behind the volume. A
 //!    partition has the size that its table says, so its file stays as it is.
-//! 2. The superblocks are written last: until then the device has no volume, so that an interruption
-//!    leaves none that is incomplete.
+//! 2. The superblocks are written last: until then the device has no volume, so that an
+//!    interruption leaves none that is incomplete.
 //! 3. With an epoch, the same tree gives the same bytes: one thread creates files in the order of
 //!    their names, the periodic commit is off, and the clock always returns the epoch.
 

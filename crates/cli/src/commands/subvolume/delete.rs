@@ -14,7 +14,8 @@ use butternut::{Error, FileId, TOP_LEVEL};
 
 use crate::args::{GlobalArgs, SubvolumeDeleteArgs};
 use crate::commands::mounted;
-use crate::commands::transaction::{Location, Transaction, failed, not_a_subvolume};
+use crate::commands::transaction::{Location, Transaction, failed};
+use crate::failure::subvolumes::not_a_subvolume;
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 

@@ -8,8 +8,9 @@ use butternut::{FileKind, Filesystem, Follow, RecursiveSnapshot, SnapshotAccess}
 use serde_json::json;
 
 use crate::args::{GlobalArgs, SubvolumeSnapshotArgs};
-use crate::commands::transaction::{Location, Transaction, not_a_subvolume, split};
+use crate::commands::transaction::{Location, Transaction, split};
 use crate::commands::{mounted, qgroup};
+use crate::failure::subvolumes::not_a_subvolume;
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 

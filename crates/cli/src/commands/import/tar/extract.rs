@@ -1,4 +1,4 @@
-//! [`Unpack`]: creates the members of an archive in the volume, in the order of the archive.
+//! [`Extract`]: creates the members of an archive in the volume, in the order of the archive.
 //!
 //! 1. A name is looked up component by component below the destination. A component that is not a
 //!    directory, such as a symlink, is a failure.
@@ -29,7 +29,7 @@ const PART_BYTES: usize = 1 << 20;
 const TIMES_MAX: usize = 1 << 16;
 const SET_GROUP_ID: u32 = 0o2000;
 
-pub(super) struct Unpack<'a> {
+pub(super) struct Extract<'a> {
     create: Create<'a>,
     xattrs: bool,
     progress: &'a Progress,
@@ -52,7 +52,7 @@ struct Parent {
     is_inherited: bool,
 }
 
-impl<'a> Unpack<'a> {
+impl<'a> Extract<'a> {
     pub(super) fn new(
         filesystem: &'a Filesystem,
         rules: Rules,
