@@ -21,7 +21,6 @@ pub mod on_file;
 pub mod operation;
 pub mod subvolumes;
 
-use anyhow::Result;
 pub use operation::{At, Failed, Operation};
 use rustix::io::Errno;
 use std::path::Path;

@@ -8,7 +8,8 @@ use butternut::Follow;
 
 use crate::args::{GlobalArgs, PropertyGetArgs, PropertySetArgs};
 use crate::commands::mounted;
-use crate::commands::transaction::{Transaction, failed, received};
+use crate::commands::transaction::{Transaction, failed};
+use crate::failure::subvolumes::received;
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::json::Object;
 use crate::output::{Output, json, text};
