@@ -16,6 +16,7 @@
 use crate::blocks::Reader;
 use crate::finding::Kind;
 use crate::roots::Roots;
+use crate::sink::SealedFile;
 use crate::verity::header;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::{Expected, TreeBlock};
@@ -27,9 +28,6 @@ use butternut_format::verity::merkle::{HashPlace, MerkleShape};
 use butternut_sys::buffer::Buffer;
 use butternut_volume::Volume;
 use rayon::prelude::*;
-
-/// A sealed file, by its subvolume and inode number.
-pub(crate) type SealedFile = (u64, u64);
 
 /// Verifies the trees of hashes of files.
 pub(crate) fn check(

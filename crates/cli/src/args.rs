@@ -310,9 +310,9 @@ The volume must not be mounted or open in another process. The import is one tra
 fails, the volume is unchanged. There is one exception: an import of more than 256 MiB of metadata
 (some hundred thousand files) commits in between.
 
-With --tar, SRC is an archive. Names with .. and names behind a symlink are refused, and a / in front
-of a name is dropped: nothing is created outside PATH. An archive may contain directories that exist
-in the volume, and they get its attributes. Of members with the same name the last one counts.
+With --tar, SRC is an archive. Names with .. and names behind a symlink are refused, and a / in
+front of a name is dropped: nothing is created outside PATH. An archive may contain directories that
+exist in the volume, and they get its attributes. Of members with the same name the last one counts.
 
     butternut import disk.img ./site /srv        creates /srv/site, if /srv exists
     butternut import disk.img ./site/. /srv      copies the contents of ./site into /srv

@@ -337,7 +337,7 @@ impl Checked {
             assert!(!joins || self.was_stopped, "neighbours are joined: {pending:?} {next:?}");
         }
         let bytes: u64 = pending_extents.iter().map(|(_, pending)| pending.bytes).sum();
-        assert_eq!(bytes, self.overlay.pending_bytes);
+        assert_eq!(bytes, self.overlay.pending_bytes());
     }
 }
 

@@ -5,8 +5,8 @@
 //! to meanwhile.
 //!
 //! Data that does not match a checksum of the volume is left out, and so are files whose items the
-//! checker has found damaged: it has reported them. A file may claim more of such data than a volume
-//! can have, so all that is left out is bounded, and what is beyond that bound is a finding.
+//! checker has found damaged: it has reported them. A file may claim more of such data than a
+//! volume can have, so all that is left out is bounded, and what is beyond that is a finding.
 //!
 //! What cannot be verified in one subvolume or file does not end the verification of the others.
 
@@ -81,8 +81,8 @@ fn described(filesystem: &Filesystem, subvolume: u64) -> Result<Vec<FileId>> {
     Ok(found)
 }
 
-/// Reads a file, and reports its first block that does not agree. Leaves at most `skips_left` blocks
-/// out that the checker has reported.
+/// Reads a file, and reports its first block that does not agree. Leaves at most `skips_left`
+/// blocks out that the checker has reported.
 fn check_file(file: &File, skips_left: &mut u64, report: &mut Report) {
     if matches!(file.measure_verity(), Err(Error::NotSealed)) {
         return;

@@ -16,8 +16,8 @@ pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvo
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
      user_subvol_rm_allowed, \
      offset=N, cache=N, page_cache=N, pending=N, threads=N, all_wait, blkdev, uncached, \
-     parallel_direct, writeback, nologreplay, norecovery, fsname=NAME, dev, suid, exec, and their opposites; \
-     remount";
+     parallel_direct, writeback, nologreplay, norecovery, fsname=NAME, dev, suid, exec, and their \
+     opposites; remount";
 
 /// Maximum number of threads that write file data at the same time; a larger number is reduced.
 pub(super) const THREADS_MAX: usize = 64;
