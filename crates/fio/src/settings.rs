@@ -19,7 +19,7 @@ type Set = fn(&mut Settings, &str) -> Result<(), &'static str>;
 const WANT_BYTES: &str = "bytes, or bytes with K, M or G";
 
 /// The settings that are not tunables of the library.
-const OPTIONS: [(&str, Set); 7] = [
+const OPTIONS: [(&str, Set); 8] = [
     ("compress", |settings, value| compress(&mut settings.options, value, false)),
     ("compress-force", |settings, value| compress(&mut settings.options, value, true)),
     ("commit", |settings, value| {
