@@ -129,26 +129,6 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Merges pending extents of a file until few are left, while other threads read and write it.
-    /// Ends after a number of parts that follows from the number of writes that are pending at the
-    /// beginning, also if others add as many meanwhile.
-    fn merge_ahead(&self, write_state: &WriteState, entry: &InodeEntry) -> Result<()> {
-        let pending = || entry.lock_shared().file.as_deref().map_or(0, FileState::pending_writes);
-        let parts_max = 2 * pending() / PENDING_LEFT;
-        for _ in 0..parts_max {
-            if pending() <= PENDING_LEFT {
-                break;
-            }
-            let merges = write_state.merges.share();
-            let is_merged = merge_shared(entry);
-            drop(merges);
-            if !is_merged? {
-                break;
-            }
-        }
-        Ok(())
-    }
-
     /// Writes files back and merges them, in ascending order of their ids. Most of their data is
     /// written back before they are locked; what is dirtied meanwhile, while they are locked.
     fn write_back_batch(
@@ -163,7 +143,9 @@ impl Filesystem {
                 written = self.flush_files(batch, WritebackReason::Sync);
             }
             // What fails here fails again below, or not at all.
-            batch.iter().for_each(|entry| drop(self.merge_ahead(write_state, entry)));
+            for entry in batch {
+                drop(merge_ahead(write_state, entry));
+            }
         }
         written.and(self.merge_files(write_state, batch, scope))
     }
@@ -244,6 +226,26 @@ impl Filesystem {
         entry.set(*attributes);
         Ok(())
     }
+}
+
+/// Merges pending extents of a file until few are left, while other threads read and write it.
+/// Ends after a number of parts that follows from the number of writes that are pending at the
+/// beginning, also if others add as many meanwhile.
+fn merge_ahead(write_state: &WriteState, entry: &InodeEntry) -> Result<()> {
+    let pending = || entry.lock_shared().file.as_deref().map_or(0, FileState::pending_writes);
+    let parts_max = 2 * pending() / PENDING_LEFT;
+    for _ in 0..parts_max {
+        if pending() <= PENDING_LEFT {
+            break;
+        }
+        let merges = write_state.merges.share();
+        let is_merged = merge_shared(entry);
+        drop(merges);
+        if !is_merged? {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Merges a part of a file's pending extents, while other threads read the file and write it

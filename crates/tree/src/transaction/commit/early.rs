@@ -84,7 +84,7 @@ mod tests {
     use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
     use butternut_format::extent::DataRef;
     use butternut_format::key::{ItemType, Key};
-    use butternut_format::units::{DiskRange, Ino, Logical, TreeId};
+    use butternut_format::units::{DiskRange, Ino, Logical, TreeId, length};
     use butternut_space::Cluster;
     use butternut_sys::wait::Wait;
     use std::sync::Arc;
@@ -119,7 +119,7 @@ mod tests {
         let device = fresh(1 << 30);
         let forest = open(&device);
         let running = forest.running().expect("writable");
-        let starts = add_extents(&forest, 20 * SLICE_HEADS as u64);
+        let starts = add_extents(&forest, 20 * length(SLICE_HEADS));
         let (generation, nodes) = (running.gate.generation(), blocks(running));
         forest.apply_early(running).expect("space");
         assert_eq!(running.gate.generation(), generation, "nothing was committed");
@@ -154,7 +154,7 @@ mod tests {
     fn checksums_of_later_slices_stay_in_memory() {
         let forest = open(&fresh(1 << 30));
         let running = forest.running().expect("writable");
-        let starts = add_extents(&forest, 4 * SLICE_HEADS as u64);
+        let starts = add_extents(&forest, 4 * length(SLICE_HEADS));
         let generation = running.gate.freeze().expect("no error").expect("changes");
         let commit = super::Commit { running, generation };
         let next = commit.apply_slice(Logical(starts[1])).expect("space").expect("a slice");
