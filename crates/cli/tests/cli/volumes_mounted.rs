@@ -278,7 +278,7 @@ fn a_volume_is_resized_while_programs_write() {
             "butternut filesystem resize . +1G: 1 butternut: filesystem resize: the device has",
             "butternut filesystem resize . 2:max: 1 butternut: filesystem resize: no device 2",
             "butternut filesystem resize . 1: 1 butternut: filesystem resize: ",
-            "butternut filesystem resize . x: 1 butternut: size: ",
+            "butternut filesystem resize . x: 2 butternut: size: ",
             "butternut filesystem resize . max: 0 ",
             "butternut filesystem resize . min: 0 ",
         ],

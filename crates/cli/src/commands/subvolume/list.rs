@@ -92,7 +92,8 @@ fn subvolumes(
 
 /// Returns whether an argument may name a further device.
 fn is_device(argument: &OsStr) -> bool {
-    arg::begins_with_device(argument) && !mounted::is_directory(argument)
+    let is_whole = Path::new(argument).metadata().is_ok_and(|found| !found.is_dir());
+    is_whole || arg::begins_with_device(argument)
 }
 
 fn is_listed(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> bool {

@@ -160,7 +160,7 @@ mod tests {
         records.add(b"8 path=\n8 size=\n").unwrap();
         assert_eq!((records.path, records.size), (None, None));
         for wrong in [
-            &b"10 path=x\n"[..],
+            &b"11 path=x\n"[..],
             b"8 path=x\n",
             b"path=x\n",
             b"99999999999999999999 path=x\n",
