@@ -82,7 +82,7 @@ pub use extent_map::view::FileView;
 pub use extent_map::{Encoding, Mapping, MappingKind, Mappings};
 pub use in_flight::RequestOwner;
 pub use merge::dropped_extents::DroppedExtents;
-pub use merge::{MergeFile, SharedMerge};
+pub use merge::{MergeFile, MergePass, PassStep, SharedMerge};
 pub use read::ReadAt;
 pub use read::stream::Stream;
 pub use sealed_file::{read_descriptor, read_metadata, verity_keys};

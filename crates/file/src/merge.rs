@@ -22,6 +22,7 @@ pub(crate) mod dropped_extents;
 pub(crate) mod edit;
 pub(crate) mod extent_item;
 pub(crate) mod items;
+mod pass;
 pub(crate) mod rewrite;
 mod step_size;
 
@@ -41,13 +42,16 @@ use butternut_tree::ReservationLevel;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+pub use pass::{MergePass, PassStep};
+
 /// Maximum number of items that one step changes (law 1).
 const ITEMS_MAX: u32 = 1024;
 /// Maximum number of pending extents of one file in one step. A step has a few more where it would
 /// otherwise end inside a compressed extent (law 1).
 const PENDING_MAX: usize = 256;
-/// Maximum number of pending extents in a partial or shared merge.
-const PARTIAL_PENDING_MAX: usize = 1024;
+/// Maximum number of pending extents in a partial or shared merge. Few with assertions, so that
+/// tests have passes of many parts.
+const PARTIAL_PENDING_MAX: usize = if cfg!(debug_assertions) { 16 } else { 1024 };
 /// Maximum number of pending extents of one file in one step on a full volume (law 5).
 const FULL_VOLUME_PENDING_MAX: usize = 8;
 
@@ -144,6 +148,19 @@ impl FileState {
     /// Begins a shared merge (law 4) of the next pending extents. Returns `None` unless the tree
     /// has the file's size and the extents lie in new space.
     pub fn begin_shared_merge(&mut self) -> Option<SharedMerge> {
+        let part = self.begin_shared_merge_from(self.merged_to)?;
+        self.merged_to = match part.pending_extents.last() {
+            Some((last, _)) if part.pending_extents.len() == PARTIAL_PENDING_MAX => {
+                last.saturating_add(1)
+            }
+            _ => 0,
+        };
+        (!part.pending_extents.is_empty()).then_some(part)
+    }
+
+    /// Begins a shared merge of the first pending extents that end after byte `from`, up to the
+    /// first that does not lie in new space. Returns `None` if the file cannot be merged shared.
+    fn begin_shared_merge_from(&mut self, from: u64) -> Option<SharedMerge> {
         let is_plain = self.size() == self.size_in_tree
             && !self.gave_up_compression
             && self.compressed_inline.is_none();
@@ -151,15 +168,9 @@ impl FileState {
             return None;
         }
         let pending_extents =
-            self.shared.overlay_mut_same_data().begin_merging(self.merged_to, PARTIAL_PENDING_MAX);
-        self.merged_to = match pending_extents.last() {
-            Some((last, _)) if pending_extents.len() == PARTIAL_PENDING_MAX => {
-                last.saturating_add(1)
-            }
-            _ => 0,
-        };
+            self.shared.overlay_mut_same_data().begin_merging(from, PARTIAL_PENDING_MAX);
         self.shape = None;
-        (!pending_extents.is_empty()).then_some(SharedMerge { pending_extents })
+        Some(SharedMerge { pending_extents })
     }
 
     /// Merges the extents of a shared merge into the trees. The caller has held the inode lock at

@@ -47,6 +47,7 @@ pub(crate) struct Overlay {
     pending_bytes: PendingBytes,
     /// The compressed extents that pending extents show, by logical address.
     compressed: BTreeMap<Logical, CompressedUse>,
+    merges_aborted: u64,
 }
 
 /// A compressed extent that pending extents show.
@@ -181,7 +182,7 @@ impl PendingExtent {
 impl Overlay {
     pub(crate) fn new(pages: FilePages, pending_bytes: PendingBytes) -> Self {
         let (pending_extents, compressed) = (BTreeMap::new(), BTreeMap::new());
-        Self { pages, pending_extents, pending_bytes, compressed }
+        Self { pages, pending_extents, pending_bytes, compressed, merges_aborted: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -328,10 +329,11 @@ impl Overlay {
         debug_assert!(compressed.iter().all(|at| !self.compressed.contains_key(at)), "law 6");
     }
 
-    /// Marks at most `count` pending extents from `from` on as being merged, up to the first that
-    /// does not lie in new space. Returns copies of them.
+    /// Marks the first `count` pending extents that end after `from` as being merged, up to the
+    /// first that does not lie in new space. Returns copies of them.
     pub(crate) fn begin_merging(&mut self, from: u64, count: usize) -> Vec<(u64, PendingExtent)> {
-        let pending_extents = self.pending_extents.range_mut(from..).take(count);
+        let first = self.first_ending_after(from).unwrap_or(from);
+        let pending_extents = self.pending_extents.range_mut(first..).take(count);
         let in_new_space =
             pending_extents.take_while(|(_, pending)| matches!(pending.place, Place::New { .. }));
         in_new_space
@@ -340,6 +342,18 @@ impl Overlay {
                 (*start, pending.clone())
             })
             .collect()
+    }
+
+    /// Returns the start of the first pending extent that ends after `from`.
+    pub(crate) fn first_ending_after(&self, from: u64) -> Option<u64> {
+        let before = self.pending_extents.range(..from).next_back();
+        let around = before.filter(|(start, pending)| start.saturating_add(pending.bytes) > from);
+        around.or_else(|| self.pending_extents.range(from..).next()).map(|(start, _)| *start)
+    }
+
+    /// Returns how often extents that were being merged have stayed in the overlay.
+    pub(crate) fn merges_aborted(&self) -> u64 {
+        self.merges_aborted
     }
 
     /// Removes what is left of extents that have been merged.
@@ -354,6 +368,7 @@ impl Overlay {
     /// Unmarks extents whose merge failed. Returns the new space that nothing shows any more
     /// (law 2).
     pub(crate) fn abort_merging(&mut self, merging: &[(u64, PendingExtent)]) -> Vec<DiskRange> {
+        self.merges_aborted = self.merges_aborted.wrapping_add(1);
         let mut shown: Vec<DiskRange> = Vec::new();
         for start in self.remaining_of(merging) {
             if let Some(pending) = self.pending_extents.get_mut(&start) {

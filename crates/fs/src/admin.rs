@@ -1,5 +1,6 @@
 //! Administration of a volume: its label, its size, and discarding free space.
 
+use crate::background::merger::MergeScope;
 use crate::{Filesystem, Result};
 use butternut_format::units::{DevId, SECTOR_BYTES};
 use std::ops::Range;
@@ -39,7 +40,7 @@ impl Filesystem {
     pub fn resize(&self, devid: u64, bytes: u64) -> Result<()> {
         let writing = self.begin()?;
         let write_state = &*writing;
-        self.write_back_all(write_state)?;
+        self.write_back_all(write_state, MergeScope::Whole)?;
         self.forest().resize(DevId(devid), bytes)?;
         write_state.signal.changed();
         Ok(())

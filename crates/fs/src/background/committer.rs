@@ -10,6 +10,7 @@
 //! 3. No operation waits for the thread. A thread that dirties more memory than the limits allow
 //!    commits itself.
 
+use crate::background::merger::MergeScope;
 use crate::background::signal::{Signal, Work};
 use crate::error::may_block;
 use crate::filesystem::Shared;
@@ -97,7 +98,7 @@ impl Filesystem {
         if let Some(write_state) = &self.shared.write_state
             && !write_state.is_abandoned()
         {
-            self.write_back_all(write_state)?;
+            self.write_back_all(write_state, MergeScope::Acknowledged)?;
             let lost = self.shared.source.check_errors_and_keep(&self.shared.errors);
             lost.map_or(Ok(()), |error| Err(Error::from(error)))?;
         }
@@ -160,7 +161,7 @@ impl Filesystem {
             let synced = self.sync_names();
             // From here on changes and syncs are refused. What changed meanwhile is written, too.
             write_state.abandon();
-            let written = self.write_back_all(write_state);
+            let written = self.write_back_all(write_state, MergeScope::Whole);
             let failed = match self.commit() {
                 // What stayed dirty in memory is lost now, and no file has recorded that.
                 Ok(()) => written.err(),
@@ -209,7 +210,7 @@ impl Filesystem {
         if write_state.is_abandoned() {
             return (Ok(()), Ok(()));
         }
-        let written = self.write_back_all(write_state);
+        let written = self.write_back_all(write_state, MergeScope::Acknowledged);
         let committed = self.commit();
         if written.is_err() && self.is_writable() {
             // Some data may still be in memory only, and there may be no further change (law 1).
@@ -251,7 +252,7 @@ impl Filesystem {
         if self.has_much_to_write_back(write_state) {
             may_block(wait)?;
             // A file keeps its writeback error for its next sync.
-            drop(self.write_back_all(write_state));
+            drop(self.write_back_all(write_state, MergeScope::Whole));
         }
         if self.has_much_to_commit(write_state)? {
             may_block(wait)?;

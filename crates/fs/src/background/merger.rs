@@ -1,6 +1,10 @@
 //! The merger: moves what files have in memory (pending extents, inline data, attributes) into the
 //! trees, many files in one transaction.
 //!
+//! A sync and a commit need what was acknowledged before they began ([`MergeScope::Acknowledged`]).
+//! A file that other threads write faster than it is merged is merged in one pass, with its lock
+//! shared, and stays dirty. It is locked exclusively only for the rest, if little is left.
+//!
 //! A failure to write data back is returned by the call that has written it, with a flusher and
 //! without: a caller that needs the data on the devices, as a snapshot does, goes no further. The
 //! same data may be in a batch of another thread, which is the one that gets the failure. So such a
@@ -12,7 +16,7 @@ use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
 use crate::sync::RwLockWriteGuard;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Filesystem, Result};
-use butternut_file::{ErrorCursor, FileState, MergeFile};
+use butternut_file::{ErrorCursor, FileState, MergeFile, PassStep, SharedMerge};
 use butternut_format::inode::Inode;
 use butternut_format::units::{Ino, TreeId};
 use butternut_pages::WritebackReason;
@@ -23,13 +27,17 @@ use std::sync::atomic::Ordering;
 /// Files in one batch, whose inode locks are held together.
 const FILES_PER_BATCH: usize = 128;
 
-/// Writes of a file that may be pending when it is locked exclusively to merge the rest.
-const PENDING_LEFT: u64 = 1 << 10;
+/// Writes of a file that may be pending when it is locked exclusively to merge the rest. Few with
+/// assertions, so that tests leave more.
+const PENDING_LEFT: u64 = if cfg!(debug_assertions) { 4 } else { 1 << 10 };
 
 /// How much of a file is merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MergeScope {
     Whole,
+    /// What was acknowledged when the merge began, at least. What direct writes add meanwhile may
+    /// stay pending.
+    Acknowledged,
     /// Some of its pending extents.
     Part,
 }
@@ -43,14 +51,14 @@ struct ItemUpdate {
 impl Filesystem {
     /// Writes the data of all dirty files back and merges it. Continues after a failure, and
     /// returns the first one.
-    pub(crate) fn write_back_all(&self, write_state: &WriteState) -> Result<()> {
+    pub(crate) fn write_back_all(&self, write_state: &WriteState, scope: MergeScope) -> Result<()> {
         let mut result = Ok(());
         let mut from = FileId::new(0, 0);
         loop {
             let batch = write_state.dirty_from(from, FILES_PER_BATCH);
             let Some(last) = batch.last() else { return result };
             from = FileId::new(last.id.subvolume, last.id.ino.saturating_add(1));
-            let written = self.write_back_batch(write_state, &batch, MergeScope::Whole);
+            let written = self.write_back_batch(write_state, batch, scope);
             result = result.and(written);
         }
     }
@@ -92,7 +100,7 @@ impl Filesystem {
             let Some(last) = batch.last() else { return result };
             from = FileId::new(id, last.id.ino.saturating_add(1));
             batch.retain(|entry| is_wanted(entry));
-            let written = self.write_back_batch(write_state, &batch, MergeScope::Whole);
+            let written = self.write_back_batch(write_state, batch, MergeScope::Whole);
             result = result.and(written);
         }
     }
@@ -101,8 +109,9 @@ impl Filesystem {
         &self,
         write_state: &WriteState,
         entry: &Arc<InodeEntry>,
+        scope: MergeScope,
     ) -> Result<()> {
-        self.write_back_batch(write_state, std::slice::from_ref(entry), MergeScope::Whole)
+        self.write_back_batch(write_state, vec![Arc::clone(entry)], scope)
     }
 
     /// Merges pending extents of a file until at most as many writes are pending as `left` says, of
@@ -120,34 +129,43 @@ impl Filesystem {
         };
         while has_more() {
             let merges = write_state.merges.share();
-            let is_merged = merge_shared(entry);
+            let is_merged = merge_some(entry);
             drop(merges);
             if !is_merged? {
-                self.write_back_batch(write_state, std::slice::from_ref(entry), MergeScope::Part)?;
+                self.write_back_one(write_state, entry, MergeScope::Part)?;
             }
         }
         Ok(())
     }
 
     /// Writes files back and merges them, in ascending order of their ids. Most of their data is
-    /// written back before they are locked; what is dirtied meanwhile, while they are locked.
+    /// written back and merged before they are locked exclusively.
     fn write_back_batch(
         &self,
         write_state: &WriteState,
-        batch: &[Arc<InodeEntry>],
+        mut batch: Vec<Arc<InodeEntry>>,
         scope: MergeScope,
     ) -> Result<()> {
         let mut written = Ok(());
-        if scope == MergeScope::Whole {
+        if scope != MergeScope::Part {
             if self.shared.source.has_flusher() {
-                written = self.flush_files(batch, WritebackReason::Sync);
+                written = self.flush_files(&batch, WritebackReason::Sync);
             }
-            // What fails here fails again below, or not at all.
-            for entry in batch {
-                drop(merge_ahead(write_state, entry));
-            }
+            batch.retain(|entry| {
+                // What fails here fails again below, or not at all.
+                let is_passed = merge_pass(write_state, entry).unwrap_or(false);
+                let stays_dirty = is_passed && scope == MergeScope::Acknowledged;
+                if stays_dirty {
+                    // No write to a dirty file asks for the next commit.
+                    write_state.signal.changed();
+                }
+                !stays_dirty
+            });
         }
-        written.and(self.merge_files(write_state, batch, scope))
+        if batch.is_empty() {
+            return written;
+        }
+        written.and(self.merge_files(write_state, &batch, scope))
     }
 
     /// Merges files, in ascending order of their ids.
@@ -228,34 +246,51 @@ impl Filesystem {
     }
 }
 
-/// Merges pending extents of a file until few are left, while other threads read and write it.
-/// Ends after a number of parts that follows from the number of writes that are pending at the
-/// beginning, also if others add as many meanwhile.
-fn merge_ahead(write_state: &WriteState, entry: &InodeEntry) -> Result<()> {
+/// Merges what is pending of a file in one pass, while other threads read the file and write it
+/// direct. Returns whether all that was acknowledged before is in the trees, and much has been
+/// added since; if not, the file must be locked exclusively.
+fn merge_pass(write_state: &WriteState, entry: &InodeEntry) -> Result<bool> {
     let pending = || entry.lock_shared().file.as_deref().map_or(0, FileState::pending_writes);
-    let parts_max = 2 * pending() / PENDING_LEFT;
-    for _ in 0..parts_max {
-        if pending() <= PENDING_LEFT {
-            break;
-        }
+    if pending() <= PENDING_LEFT {
+        return Ok(false);
+    }
+    let begun = entry.lock().file.as_deref().and_then(FileState::begin_pass);
+    let Some(mut pass) = begun else { return Ok(false) };
+    // Each part writes the attributes, too.
+    let (mut has_parts, mut is_done) = (false, false);
+    loop {
         let merges = write_state.merges.share();
-        let is_merged = merge_shared(entry);
+        let is_merged = merge_shared(entry, |file| match file.next_of_pass(&mut pass) {
+            PassStep::Part(part) => Some(part),
+            PassStep::Done => {
+                is_done = true;
+                None
+            }
+            PassStep::Exclusive => None,
+        });
         drop(merges);
         if !is_merged? {
-            break;
+            return Ok(has_parts && is_done && pending() > PENDING_LEFT);
         }
+        has_parts = true;
     }
-    Ok(())
 }
 
-/// Merges a part of a file's pending extents, while other threads read the file and write it
-/// direct. Returns whether there was such a part; if not, the file must be locked exclusively.
-fn merge_shared(entry: &InodeEntry) -> Result<bool> {
+/// Merges some of a file's pending extents, as [`merge_shared`].
+fn merge_some(entry: &InodeEntry) -> Result<bool> {
+    merge_shared(entry, FileState::begin_shared_merge)
+}
+
+/// Merges the part of a file's pending extents that `begin` takes, while other threads read the
+/// file and write it direct. Returns whether there was such a part; if not, the file must be locked
+/// exclusively.
+fn merge_shared(
+    entry: &InodeEntry,
+    begin: impl FnOnce(&mut FileState) -> Option<SharedMerge>,
+) -> Result<bool> {
     let mut state = entry.lock();
     let Some(attributes) = entry.cached() else { return Ok(false) };
-    let Some(part) = state.file.as_deref_mut().and_then(FileState::begin_shared_merge) else {
-        return Ok(false);
-    };
+    let Some(part) = state.file.as_deref_mut().and_then(begin) else { return Ok(false) };
     // A thread that changes the attributes from now on sets this again.
     *state.is_item_stale.get_mut() = false;
     let state = RwLockWriteGuard::downgrade(state);

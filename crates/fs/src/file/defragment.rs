@@ -18,6 +18,7 @@
 //!    in memory. Space that parts had is reused after a commit, which a part that finds no space
 //!    makes.
 
+use crate::background::merger::MergeScope;
 use crate::space::backref::Backrefs;
 use crate::space::disk_usage;
 use crate::{Compressor, Error, File, Result};
@@ -171,7 +172,7 @@ impl File {
         filesystem.writable_subvolume(&writing, self.id())?;
         drop(writing);
         // Dirty data gets its extents first.
-        filesystem.write_back_one(write_state, pin.entry())?;
+        filesystem.write_back_one(write_state, pin.entry(), MergeScope::Whole)?;
         let flags = filesystem.attributes(pin.entry())?.flags;
         let is_plain = [InodeFlags::NODATACOW, InodeFlags::NODATASUM];
         let is_plain = is_plain.iter().any(|flag| flags.contains(*flag));

@@ -20,6 +20,7 @@
 //! 5. The seal is durable after a sync or the next commit. A sync of the file commits, because the
 //!    log has no items of fs-verity.
 
+use crate::background::merger::MergeScope;
 use crate::change::Change;
 use crate::inode::table::InodeEntry;
 use crate::{Error, ExtentKind, File, Filesystem, Result};
@@ -289,7 +290,7 @@ impl File {
         let write_state = filesystem.may_begin()?;
         // The orphan item, before any other.
         self.insert_verity_items(&[])?;
-        filesystem.write_back_one(write_state, pin.entry())?;
+        filesystem.write_back_one(write_state, pin.entry(), MergeScope::Whole)?;
         let size = self.len();
         let what = "the tree of hashes would have more than 8 levels";
         let builder = MerkleBuilder::new(parameters, size);
@@ -363,7 +364,7 @@ impl File {
         let (filesystem, entry) = (pin.filesystem(), pin.entry());
         let write_state = filesystem.may_begin()?;
         for _ in 0..ATTEMPTS_MAX {
-            filesystem.write_back_one(write_state, entry)?;
+            filesystem.write_back_one(write_state, entry, MergeScope::Whole)?;
             if self.with_space(|| self.try_to_end_seal(items))? {
                 return Ok(());
             }

@@ -17,6 +17,7 @@
 //!    writes nothing back and commits nothing. There is no other path for it: each function on the
 //!    way takes [`Wait`], and refuses where it would block.
 
+use crate::background::merger::MergeScope;
 use crate::error::{is_refused, may_block};
 use crate::file::alter::Times;
 use crate::inode::pin::Pin;
@@ -236,7 +237,7 @@ impl File {
         }
         if write_state.dirty_count() > 0 && filesystem.forest().commits_for_space() {
             // A file keeps its writeback error for its next sync.
-            drop(filesystem.write_back_all(write_state));
+            drop(filesystem.write_back_all(write_state, MergeScope::Whole));
             filesystem.commit()?;
         }
         run()
@@ -371,7 +372,8 @@ impl File {
         let _timed = self.timed(Operation::Sync);
         let filesystem = pin.filesystem();
         let write_state = filesystem.may_sync()?;
-        let merged = filesystem.write_back_one(write_state, pin.entry());
+        let scope = MergeScope::Acknowledged;
+        let merged = filesystem.write_back_one(write_state, pin.entry(), scope);
         let durable = filesystem.sync_file(write_state, pin.entry());
         merged.and(self.check_errors()).and(durable)
     }

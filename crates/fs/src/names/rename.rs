@@ -11,6 +11,7 @@
 //!    fails with [`Error::NotFound`] and changes nothing. Replacing one leaves its inode as it is.
 
 use crate::background::cleaner_signal::EvictBy;
+use crate::background::merger::MergeScope;
 use crate::change::Change;
 use crate::inode::new_inode::{ITEMS_OF_CREATION, InodeSpec, NewInode, Prepared, next_index};
 use crate::inode::table::{InodeEntry, LockedInodes};
@@ -176,7 +177,7 @@ impl Filesystem {
                 // first. In an exchange each replaces the other.
                 let both = std::iter::once(&moved).chain(flags.exchange.then_some(victim));
                 for found in both.filter(|found| write_state.is_dirty(found.entry.id)) {
-                    drop(self.write_back_one(write_state, &found.entry));
+                    drop(self.write_back_one(write_state, &found.entry, MergeScope::Whole));
                 }
             }
             let mut entries: Vec<&InodeEntry> = vec![&from_dir, &to_dir, &moved.entry];

@@ -67,6 +67,7 @@ mod space_returns;
 mod stable_pages;
 mod std_io;
 mod subvolumes;
+mod sync_under_writers;
 mod tunables;
 mod verity;
 mod verity_damaged;
