@@ -226,6 +226,12 @@ impl FileState {
         self.shared.in_flight().writes_in_flight().1 + completed
     }
 
+    /// Returns how many bytes of replaced space are free when a thread next holds the inode lock
+    /// exclusively ([`Self::drain`]).
+    pub fn deferred_bytes(&self) -> u64 {
+        self.shared.in_flight().deferred_bytes()
+    }
+
     /// Whether so many extents are pending that a writer merges them, with whatever is dirty.
     pub(crate) fn has_many_extents(&self) -> bool {
         let overlay = self.shared.overlay();

@@ -90,6 +90,8 @@ pub(crate) struct InFlightTable {
     extents: AtomicU64,
     writes: Mutex<WritesInFlight, rank::WritesInFlight>,
     deferred_frees: Mutex<Vec<DiskRange>, rank::DeferredFrees>,
+    /// Bytes of these ranges.
+    deferred_bytes: AtomicU64,
 }
 
 /// The byte ranges of the direct writes in flight. Slots are reused: in a steady state nothing is
@@ -227,14 +229,25 @@ impl InFlightTable {
     pub(crate) fn defer_free(&self, ranges: impl IntoIterator<Item = DiskRange>) {
         let mut ranges = ranges.into_iter().peekable();
         if ranges.peek().is_some() {
-            self.deferred_frees().extend(ranges);
+            let mut frees = self.deferred_frees();
+            for range in ranges {
+                self.deferred_bytes.fetch_add(range.bytes(), Ordering::Relaxed);
+                frees.push(range);
+            }
         }
     }
 
     /// Takes the ranges that can be freed now. The caller holds the inode lock exclusively, has
     /// drained the file and has waited for its readahead.
     pub(crate) fn take_deferred_frees(&self) -> Vec<DiskRange> {
-        std::mem::take(&mut *self.deferred_frees())
+        let mut frees = self.deferred_frees();
+        self.deferred_bytes.store(0, Ordering::Relaxed);
+        std::mem::take(&mut *frees)
+    }
+
+    /// Returns the bytes of the ranges that are to be freed.
+    pub(crate) fn deferred_bytes(&self) -> u64 {
+        self.deferred_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn has_deferred_frees(&self) -> bool {

@@ -11,8 +11,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that one file may have pending in any case.
-pub(crate) const FILE_PENDING_BYTES: u64 = 256 << 20;
+/// Bytes that one file may have pending in any case. As many files as are written may each have
+/// them, so they are few.
+pub(crate) const FILE_PENDING_BYTES: u64 = 8 << 20;
 
 /// The pending bytes of all files. Cheap to clone.
 #[derive(Clone, Debug, Default)]

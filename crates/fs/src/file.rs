@@ -190,13 +190,18 @@ impl Filesystem {
     }
 
     fn open_pinned(&self, pin: Pin) -> Result<File> {
-        let tree = self.tree_of(pin.id())?;
-        let view = {
-            let mut state = pin.entry().lock();
-            self.file_state(&tree, pin.entry(), &mut state, Wait::Block)?.view().clone()
+        let view = match pin.entry().view() {
+            Some(view) => view,
+            None => self.make_view(&pin)?,
         };
         view.check_verity()?;
         Ok(self.file(pin.id(), view, Some(Arc::new(pin))))
+    }
+
+    fn make_view(&self, pin: &Pin) -> Result<FileView> {
+        let tree = self.tree_of(pin.id())?;
+        let mut state = pin.entry().lock();
+        Ok(self.file_state(&tree, pin.entry(), &mut state, Wait::Block)?.view().clone())
     }
 
     fn file(&self, id: FileId, view: FileView, pin: Option<Arc<Pin>>) -> File {

@@ -371,6 +371,7 @@ impl WriteState {
     }
 
     fn forget_inode(&self, entry: &InodeEntry, state: &mut InodeState) {
+        entry.clear_view();
         if let Some(mut file) = state.file.take() {
             file.discard();
         }

@@ -54,6 +54,7 @@ impl Filesystem {
             let ino = Ino(entry.id.ino);
             let mut file = FileState::new(source, subvolume, ino, &inode);
             file.set_property(compression_of(subvolume, ino, &inode)?);
+            entry.set_view(&file);
             state.file = Some(Box::new(file));
         }
         Ok(state.file.as_deref_mut().expect("it was made above"))

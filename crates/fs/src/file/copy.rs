@@ -186,9 +186,7 @@ impl File {
     /// then ends at the end of the range. Returns the number of bytes. A change that fails leaves
     /// each byte as it was, or zero.
     fn copy_hole(&self, range: Range<u64>, privileges: Privileges) -> Result<u64> {
-        let filesystem = self.pin()?.filesystem();
-        let copy = || self.copy_hole_once(&range, privileges);
-        self.synced(filesystem.with_quota_room(self.id().subvolume, copy)?)
+        self.synced(self.with_space(|| self.copy_hole_once(&range, privileges))?)
     }
 
     fn copy_hole_once(&self, range: &Range<u64>, privileges: Privileges) -> Result<Altered<u64>> {

@@ -19,7 +19,7 @@ use crate::file::alter::Times;
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::write_state::WriteState;
 use crate::{Error, File, Filesystem, Privileges, Result};
-use butternut_file::{AllocationRun, DirectWrite};
+use butternut_file::{AllocationRun, DirectWrite, FileState};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::length;
 use butternut_sys::lock::RwLockReadGuard;
@@ -32,12 +32,20 @@ use std::time::Duration;
 
 const SECTOR: usize = 4096;
 
-/// What a writer merges itself when too many writes are pending.
+/// What a writer merges itself when too many writes are pending, and how many times that at most:
+/// the bound of its file may have become much smaller.
 const PENDING_STEP: u64 = 2 << 10;
+const OWN_STEPS_MAX: u64 = 4;
 /// Delay of a queue's write when as many writes are pending as may be. With fewer, the delay is
 /// this times the square of the fraction of the way from [`kick`]. So queues slow down to the rate
 /// of merging without stopping.
 const PAUSE_MAX: Duration = Duration::from_micros(40);
+/// Bytes of a file's replaced space at which the committer is woken to free them, and the multiple at which
+/// a writer does. Overwrites of pending blocks add no pending writes, so nothing else would. Few
+/// with assertions, so that tests have some.
+const DEFERRED_BYTES_KICK: u64 = if cfg!(debug_assertions) { 1 << 20 } else { 64 << 20 };
+const DEFERRED_KICKS_MAX: u64 = 4;
+
 /// How many writes of a file are pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pending {
@@ -61,10 +69,12 @@ impl Pending {
     pub(crate) fn of(state: &InodeState) -> Self {
         let Some(file) = state.file.as_deref() else { return Self::Few };
         let (count, max) = (file.pending_writes(), file.pending_writes_max());
-        if count >= max {
+        let deferred = file.deferred_bytes();
+        if count >= max || has_too_much_replaced(file) {
             Self::TooMany
-        } else if count >= kick(max) {
-            Self::Many { count, pause: pause(count, max) }
+        } else if count >= kick(max) || deferred >= DEFERRED_BYTES_KICK {
+            let replaced = deferred / length(SECTOR);
+            Self::Many { count: count.saturating_add(replaced), pause: pause(count, max) }
         } else {
             Self::Few
         }
@@ -83,24 +93,44 @@ fn left(max: u64) -> u64 {
     max / 2
 }
 
+/// Whether a writer of a file frees the space that overwrites have replaced.
+pub(super) fn has_too_much_replaced(file: &FileState) -> bool {
+    file.deferred_bytes() >= DEFERRED_KICKS_MAX * DEFERRED_BYTES_KICK
+}
+
+/// Frees the space that overwrites of a file have replaced, if it is much.
+fn free_replaced(entry: &InodeEntry) {
+    let deferred = entry.lock_shared().file.as_deref().map_or(0, FileState::deferred_bytes);
+    if deferred >= DEFERRED_BYTES_KICK {
+        // Drains the file.
+        drop(entry.lock());
+    }
+}
+
 /// Returns the delay of a queue's write with `pending` pending writes, of at most `max`.
 fn pause(pending: u64, max: u64) -> Duration {
-    let part = |most: u64| most * (pending - kick(max)) / (max - kick(max)).max(1);
+    let part = |most: u64| most * pending.saturating_sub(kick(max)) / (max - kick(max)).max(1);
     let nanos = u64::try_from(PAUSE_MAX.as_nanos()).unwrap_or(u64::MAX);
     Duration::from_nanos((part(nanos) * part(1 << 10)) >> 10)
 }
 
 impl Filesystem {
-    /// Merges pending extents until there is room for more. The file keeps an error of it for the
-    /// next sync.
+    /// Frees replaced space, and merges pending extents, until there is room for more. The file
+    /// keeps an error of it for the next sync.
     pub(crate) fn merge_excess(&self, write_state: &WriteState, entry: &Arc<InodeEntry>) {
-        drop(self.merge_down_to(write_state, entry, |max| max.saturating_sub(PENDING_STEP)));
+        free_replaced(entry);
+        let pending = entry.lock_shared().file.as_deref().map_or(0, FileState::pending_writes);
+        let own = pending.saturating_sub(OWN_STEPS_MAX * PENDING_STEP);
+        drop(
+            self.merge_down_to(write_state, entry, |max| max.saturating_sub(PENDING_STEP).max(own)),
+        );
     }
 
-    /// Merges pending extents of some files for their writers. A file keeps an error of it for its
-    /// next sync.
+    /// Frees replaced space, and merges pending extents, of some files for their writers. A file
+    /// keeps an error of it for its next sync.
     pub(crate) fn merge_queued(&self, write_state: &WriteState, entries: &[Arc<InodeEntry>]) {
         for entry in entries {
+            free_replaced(entry);
             drop(self.merge_down_to(write_state, entry, left));
         }
     }

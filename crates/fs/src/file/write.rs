@@ -20,6 +20,7 @@
 use crate::background::merger::MergeScope;
 use crate::error::{is_refused, may_block};
 use crate::file::alter::Times;
+use crate::file::direct::has_too_much_replaced;
 use crate::inode::pin::Pin;
 use crate::stats::latency::Operation;
 use crate::{Error, File, Filesystem, Privileges, Result};
@@ -353,8 +354,7 @@ impl File {
                 .map_err(Error::from)
             })
         };
-        let subvolume = self.id().subvolume;
-        let altered = pin.filesystem().with_quota_room(subvolume, || allocate(range.clone()))?;
+        let altered = self.with_space(|| allocate(range.clone()))?;
         self.synced(altered)
     }
 
@@ -429,7 +429,10 @@ impl File {
             // The caller syncs it.
             may_block(wait)?;
         }
-        filesystem.file_state(&subvolume.tree, entry, &mut state, wait)?;
+        let data = filesystem.file_state(&subvolume.tree, entry, &mut state, wait)?;
+        if wait == Wait::Block && has_too_much_replaced(data) {
+            data.drain();
+        }
         let result = filesystem.alter_file(
             write_state,
             &subvolume,

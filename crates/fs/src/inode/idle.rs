@@ -153,6 +153,9 @@ fn take_state(entry: &InodeEntry, unreported: Unreported) -> Taken {
         return Taken::Failed;
     }
     let has_ended = file.end_if_clean();
+    if has_ended {
+        entry.clear_view();
+    }
     state.file.take_if(|_| has_ended).map_or(Taken::Nothing, Taken::State)
 }
 

@@ -283,6 +283,7 @@ impl Filesystem {
             require_deletable(subvolume, ino, inode)?;
             // No other thread uses it from here on, also between two steps.
             entry.set_deleted();
+            entry.clear_view();
             let data = (inode, &mut *state);
             let end = self.drop_data(write_state, subvolume, ino, data, below)?;
             if end.is_some() {

@@ -83,6 +83,11 @@ impl Filesystem {
             return Ok(None);
         }
         let entry = write_state.table.entry(id);
+        if entry.pin_again() {
+            let pin = self.new_pin(entry);
+            self.attributes(pin.entry())?;
+            return Ok(Some(pin));
+        }
         let state = entry.lock_shared();
         self.attributes(&entry)?;
         entry.pin();

@@ -3,6 +3,7 @@
 //! ```text
 //! FileId -> entry   attributes   the inode item: size, mode, times ... (a short mutex)
 //!                   state        the inode lock, and what it guards: file data, the next index
+//!                   view         of the file's state, for handles (a short mutex)
 //!                   pins         open handles: while there is one, the inode is not deleted
 //! ```
 //!
@@ -33,6 +34,9 @@
 //!    when it has found the subvolume writable. It is cleared when the subvolume becomes read-only
 //!    or is deleted, while operations that write are excluded. So a thread that shares the inode
 //!    lock to write needs no lock of the subvolumes, and no entry permits more than its subvolume.
+//! 8. The view is that of the state in [`InodeState::file`], or there is none. A thread that has
+//!    pinned a pinned inode takes neither the inode lock nor waits for a device to open the file:
+//!    while it is pinned, the state stays.
 
 use super::idle::IsIdle;
 use super::inheritance::Inheritance;
@@ -40,7 +44,7 @@ use super::no_unpin::NoUnpin;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, rank};
 use crate::{Error, FileId, Result};
-use butternut_file::FileState;
+use butternut_file::{FileState, FileView};
 use butternut_format::inode::Inode;
 use butternut_sys::wait::Wait;
 use std::collections::HashMap;
@@ -67,6 +71,7 @@ pub(crate) struct InodeEntry {
     pub(crate) id: FileId,
     attributes: Mutex<CachedInode, rank::Attributes>,
     state: RwLock<InodeState, rank::Inode>,
+    view: Mutex<Option<Box<FileView>>, rank::FileView>,
     pins: AtomicU64,
     /// It was looked up since the clock hand last passed.
     used: AtomicBool,
@@ -104,6 +109,7 @@ impl InodeEntry {
             id,
             attributes,
             state,
+            view: Mutex::default(),
             pins: AtomicU64::new(0),
             used: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
@@ -278,6 +284,31 @@ impl InodeEntry {
     /// Adds a pin. The caller holds the inode lock, or no other thread has the entry.
     pub(crate) fn pin(&self) {
         self.pins.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Adds a pin if there is one already, so without the inode lock. Returns whether it did.
+    pub(crate) fn pin_again(&self) -> bool {
+        let one_more = |pins: u64| (pins > 0).then_some(pins.saturating_add(1));
+        self.pins.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok()
+    }
+
+    /// Returns the view of the file's state (law 8). The caller has pinned the inode.
+    pub(crate) fn view(&self) -> Option<FileView> {
+        self.view.lock().as_deref().cloned()
+    }
+
+    /// Sets the view (law 8). The caller holds the inode lock exclusively.
+    pub(crate) fn set_view(&self, file: &FileState) {
+        let view = Some(Box::new(file.view().clone()));
+        let before = std::mem::replace(&mut *self.view.lock(), view);
+        drop(before);
+    }
+
+    /// Removes the view of a state that ends. The caller holds the inode lock exclusively, and
+    /// still has the state, so this drops nothing but references.
+    pub(crate) fn clear_view(&self) {
+        let before = self.view.lock().take();
+        drop(before);
     }
 
     /// Removes a pin, and returns whether it was the last.

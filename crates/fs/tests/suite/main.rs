@@ -10,6 +10,7 @@
 )]
 
 mod admin;
+mod busy_files;
 mod clone;
 mod clone_failures;
 mod commit_budgets;

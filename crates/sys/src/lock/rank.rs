@@ -138,6 +138,8 @@ ranks! {
     Handle
     /// The inode item of one inode, also while it is read.
     Attributes
+    /// The view of one inode's file that new handles get.
+    FileView
     /// The subvolumes that were written to.
     Subvolumes
     /// The orphans that could not be deleted.
