@@ -61,7 +61,7 @@ pub struct SourceOptions {
     /// The page cache: file data, clean and dirty.
     pub page_cache_bytes: usize,
     /// Bytes of pending extents that all files may have together, and each file as many as the
-    /// others leave: about 180 bytes of memory for each 4 KiB at most. A file may have 256 MiB in
+    /// others leave: about 180 bytes of memory for each 4 KiB at most. A file may have 8 MiB in
     /// any case.
     pub pending_bytes: u64,
     /// Whether, and how, data is compressed when it is written.

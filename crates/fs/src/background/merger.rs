@@ -115,19 +115,24 @@ impl Filesystem {
     }
 
     /// Merges pending extents of a file until at most as many writes are pending as `left` says, of
-    /// the number that may be pending. Releases the inode lock between one part and the next.
+    /// the number that may be pending. It merges at most `parts_max` parts: other threads may write
+    /// as fast. Releases the inode lock between one part and the next.
     pub(crate) fn merge_down_to(
         &self,
         write_state: &WriteState,
         entry: &Arc<InodeEntry>,
         left: impl Fn(u64) -> u64,
+        parts_max: u64,
     ) -> Result<()> {
         let has_more = || {
             let state = entry.lock_shared();
             let file = state.file.as_deref();
             file.is_some_and(|file| file.pending_writes() > left(file.pending_writes_max()))
         };
-        while has_more() {
+        for _ in 0..parts_max {
+            if !has_more() {
+                break;
+            }
             let merges = write_state.merges.share();
             let is_merged = merge_some(entry);
             drop(merges);

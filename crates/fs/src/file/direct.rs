@@ -32,10 +32,14 @@ use std::time::Duration;
 
 const SECTOR: usize = 4096;
 
-/// What a writer merges itself when too many writes are pending, and how many times that at most:
-/// the bound of its file may have become much smaller.
+/// What a writer merges itself when too many writes are pending, or a quarter of the bound.
 const PENDING_STEP: u64 = 2 << 10;
-const OWN_STEPS_MAX: u64 = 4;
+/// Parts of a merge that a writer makes itself before it goes on: others may write as fast as it
+/// merges, and the bound of the file may have become much smaller.
+const OWN_PARTS_MAX: u64 = 8;
+/// Parts of a merge that the committer makes for the writers of a file before it looks for other
+/// work. They write on, and ask again.
+const QUEUED_PARTS_MAX: u64 = 1 << 10;
 /// Delay of a queue's write when as many writes are pending as may be. With fewer, the delay is
 /// this times the square of the fraction of the way from [`kick`]. So queues slow down to the rate
 /// of merging without stopping.
@@ -98,6 +102,12 @@ pub(super) fn has_too_much_replaced(file: &FileState) -> bool {
     file.deferred_bytes() >= DEFERRED_KICKS_MAX * DEFERRED_BYTES_KICK
 }
 
+fn has_many_pending(entry: &InodeEntry) -> bool {
+    let state = entry.lock_shared();
+    let file = state.file.as_deref();
+    file.is_some_and(|file| file.pending_writes() >= kick(file.pending_writes_max()))
+}
+
 /// Frees the space that overwrites of a file have replaced, if it is much.
 fn free_replaced(entry: &InodeEntry) {
     let deferred = entry.lock_shared().file.as_deref().map_or(0, FileState::deferred_bytes);
@@ -119,11 +129,8 @@ impl Filesystem {
     /// keeps an error of it for the next sync.
     pub(crate) fn merge_excess(&self, write_state: &WriteState, entry: &Arc<InodeEntry>) {
         free_replaced(entry);
-        let pending = entry.lock_shared().file.as_deref().map_or(0, FileState::pending_writes);
-        let own = pending.saturating_sub(OWN_STEPS_MAX * PENDING_STEP);
-        drop(
-            self.merge_down_to(write_state, entry, |max| max.saturating_sub(PENDING_STEP).max(own)),
-        );
+        let left = |max: u64| max - PENDING_STEP.min(max / 4);
+        drop(self.merge_down_to(write_state, entry, left, OWN_PARTS_MAX));
     }
 
     /// Frees replaced space, and merges pending extents, of some files for their writers. A file
@@ -131,7 +138,9 @@ impl Filesystem {
     pub(crate) fn merge_queued(&self, write_state: &WriteState, entries: &[Arc<InodeEntry>]) {
         for entry in entries {
             free_replaced(entry);
-            drop(self.merge_down_to(write_state, entry, left));
+            if has_many_pending(entry) {
+                drop(self.merge_down_to(write_state, entry, left, QUEUED_PARTS_MAX));
+            }
         }
     }
 

@@ -213,6 +213,8 @@ impl Queue {
                 }
             }
             Pending::TooMany => {
+                // For a thread that may not wait, the committer makes room.
+                write_state.signal.queue_merge(entry);
                 may_block(wait)?;
                 drop(state);
                 filesystem.merge_excess(write_state, entry);

@@ -6,6 +6,7 @@ use butternut::device::{Fault, Rule};
 use butternut::queue::{IoFlags, Queue, QueueOptions};
 use butternut::{Allocate, File, FileId, Filesystem, MountOptions, Privileges};
 use butternut_mkfs::MkfsOptions;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 const BLOCK: usize = 4096;
@@ -110,6 +111,39 @@ fn replaced_space_is_free_while_overwrites_go_on() {
         drop(file);
         drop(volume.reopen(fs));
     }
+}
+
+/// Each file has the least that a file may have pending, so writers merge all the time.
+#[test]
+fn no_writer_merges_for_ever_beside_others() {
+    let volume = TestVolume::new();
+    let options = MountOptions::default().read_only(false).commit_seconds(3600).pending_bytes(0);
+    let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+    let (_, file) = make(&fs);
+    file.write_at(0, &vec![1; 16 << 20]).unwrap();
+    fs.sync().unwrap();
+    let is_done = AtomicBool::new(false);
+    let write = |number: u64| {
+        let offset = number * 37 % 4096 * BLOCK as u64;
+        file.write_direct(offset, &[2; BLOCK], Privileges::Keep).unwrap();
+    };
+    thread::scope(|scope| {
+        for thread in 0..2 {
+            let (write, is_done) = (&write, &is_done);
+            scope.spawn(move || {
+                let mut number = thread * 2048;
+                while !is_done.load(Ordering::Acquire) {
+                    write(number);
+                    number += 1;
+                }
+            });
+        }
+        // Ends although the others never pause.
+        (0..20_000).for_each(write);
+        is_done.store(true, Ordering::Release);
+    });
+    drop(file);
+    drop(volume.reopen(fs));
 }
 
 #[test]
