@@ -58,6 +58,8 @@ fn add_more(root: &Path) {
         setfattr -n system.posix_acl_default -v {ACL} deep/er
         setfattr -n security.capability -v 0x0100000200040000000000000000000000000000 size4
         setfattr -n trusted.x -v 0x00ff0a size3; setfattr -n user.empty {name}
+        setfattr -n user.a=b -v 1 size3; setfattr -n user.50% -v 2 size3
+        setfattr -n user.%3D%25%41 -v = size3
         touch -d '1950-01-01 00:00:00.25' size6; touch -d '2001-02-03 04:05:06.7' {name} ."
     ));
 }
@@ -109,6 +111,21 @@ fn a_volume_goes_through_an_archive() {
     };
     let want = shell(&format!("cd {}; {LISTING}", mount.path().display()));
     assert_eq!(kept(shown_by_kernel(&volume.image)), kept(want));
+}
+
+/// The names that GNU tar encodes are those that it finds in an archive of ours.
+#[test]
+fn names_of_attributes_go_through_an_archive() {
+    let volume = Volume::new();
+    volume.write("f", b"x");
+    for name in ["a=b", "50%", "%3D", "%25%41", "=%="] {
+        volume.ok(&format!("setfattr -n user.{name} -v {name} VOL f"));
+    }
+    let words = ["export", "-q", "--tar", volume.image.to_str().unwrap(), "f", "-"];
+    volume.feed("import --tar VOL - back", &butternut(&words).bytes).ok();
+    let want = volume.ok("getfattr VOL f").replace("# file: f", "# file: back/f");
+    assert_eq!(volume.ok("getfattr VOL back/f"), want);
+    assert_eq!(want.matches("\nuser.").count(), 5, "{want}");
 }
 
 /// Returns a header, whose size is not checked.
