@@ -63,7 +63,7 @@ impl Volume {
 
     #[track_caller]
     pub(crate) fn write(&self, path: &str, bytes: &[u8]) {
-        self.feed(&format!("write VOL {path} --truncate"), bytes).ok();
+        self.feed(&format!("write VOL {path}"), bytes).ok();
     }
 
     pub(crate) fn feed(&self, line: &str, bytes: &[u8]) -> CommandOutput {
@@ -150,6 +150,8 @@ fn write_honours_offset_append_and_truncate() {
     assert_eq!(volume.cat("f"), b"0123abc789");
     volume.feed("write VOL f --append", b"!").ok();
     assert_eq!(volume.cat("f"), b"0123abc789!");
+    volume.feed("write VOL f --offset 0", b"ABC").ok();
+    assert_eq!(volume.cat("f"), b"ABC3abc789!");
     volume.feed("write VOL f --offset 2 --truncate", b"-").ok();
     assert_eq!(volume.cat("f"), b"01-");
     let large: Vec<u8> = (0..9_000_001_u32).map(|at| (at / 7 % 251) as u8).collect();
@@ -161,6 +163,59 @@ fn write_honours_offset_append_and_truncate() {
     volume.ok("mkdir VOL d");
     let message = volume.feed("write VOL d", b"x").failure();
     assert!(message.starts_with("butternut: d: is a directory ("), "{message}");
+}
+
+/// As `>` of a shell: nothing of a longer file stays.
+#[test]
+fn write_replaces_a_file() {
+    let volume = Volume::new();
+    let long: Vec<u8> = (0..900_001_u32).map(|at| (at / 7 % 251) as u8).collect();
+    for bytes in [&long[..], b"short", &long[..5000], b"", b"x"] {
+        volume.feed("write VOL f", bytes).ok();
+        assert!(volume.cat("f") == bytes, "{}", bytes.len());
+        volume.feed("write VOL f -t", bytes).ok();
+        assert!(volume.cat("f") == bytes, "{}", bytes.len());
+    }
+    volume.ok("chmod VOL 4755 f");
+    volume.ok("touch -d @5 VOL f");
+    for line in ["write VOL f --append", "write VOL f --offset 9"] {
+        volume.feed(line, b"").ok();
+        assert_eq!(
+            (volume.cat("f"), volume.stat("f")["mtime"]["secs"].clone()),
+            (b"x".into(), 5.into())
+        );
+    }
+    volume.feed("write VOL f", b"").ok();
+    assert_eq!(volume.stat("f")["mode"], "0755", "the file has new contents");
+    assert_ne!(volume.stat("f")["mtime"]["secs"], 5);
+    // Without space for the new contents, the old ones stay.
+    volume.write("f", &long);
+    let too_long = vec![7; 200 << 20];
+    let message = volume.feed("write VOL f", &too_long).failure();
+    assert!(message.starts_with("butternut: f: "), "{message}");
+    assert!(volume.cat("f") == long);
+}
+
+/// Nothing to write is refused where something to write is.
+#[test]
+fn an_empty_write_is_refused_like_any_other() {
+    let volume = Volume::new();
+    volume.ok("subvolume create VOL /s");
+    volume.write("s/f", b"x");
+    volume.write("sealed", b"x");
+    volume.ok("verity enable VOL sealed");
+    volume.ok("property set VOL /s ro true");
+    volume.ok("mkdir VOL d");
+    for (path, how) in ["s/f", "sealed", "d", "d/"]
+        .iter()
+        .flat_map(|path| ["", "--append", "--offset 0", "-t --offset 1"].map(|how| (path, how)))
+    {
+        let line = format!("write VOL {path} {how}");
+        let refused = [&b""[..], b"x"].map(|bytes| volume.feed(&line, bytes).failure());
+        assert_eq!(refused[0], refused[1], "{line}");
+        assert!(refused[0].starts_with(&format!("butternut: {path}: ")), "{line}: {}", refused[0]);
+    }
+    assert_eq!((volume.cat("s/f"), volume.cat("sealed")), (b"x".into(), b"x".into()));
 }
 
 #[test]
