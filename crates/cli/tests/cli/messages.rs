@@ -305,3 +305,49 @@ fn a_mount_of_ours_and_of_the_kernel_have_the_same_messages() {
     }
     guard.unmount().unwrap();
 }
+
+#[test]
+fn a_read_only_mount_says_what_makes_it_writable() {
+    if !kernel_tests_enabled("a_read_only_mount_says_what_makes_it_writable") {
+        return;
+    }
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = own_plain(&dir, "a.img");
+    butternut(&["subvolume", "snapshot", "-q", "-r", &image, "/", "s"]).ok();
+    let stream = dir.path().join("s.stream");
+    let stream = stream.to_str().unwrap();
+    butternut(&["send", "-q", "-f", stream, &image, "s"]).ok();
+    let mount_point = MountPoint::new();
+    let at = mount_point.name();
+    let refused = |hint: &str| {
+        for words in [&["quota", "enable", at][..], &["filesystem", "label", at, "new"]] {
+            let want = format!("butternut: {at}: read-only file system ({hint})");
+            assert_eq!(butternut(words).failure(), want);
+        }
+    };
+    butternut(&["mount", "-o", "ro", &image, at]).ok();
+    refused("the volume is open read-only: unmount it, and mount it again without ro");
+    butternut(&["umount", at]).ok();
+    butternut(&["mount", &image, at]).ok();
+    butternut(&["mount", "-o", "remount,ro", at]).ok();
+    refused("`mount -o remount,rw` makes the mount writable");
+    butternut(&["mount", "-o", "remount,rw", at]).ok();
+    butternut(&["filesystem", "label", at, "new"]).ok();
+    butternut(&["umount", at]).ok();
+    butternut(&["mount", stream, at]).ok();
+    refused(
+        "a mounted send stream can only be read; `butternut receive` makes its subvolumes in a \
+         volume",
+    );
+    let unchecked = "is a send stream, which cannot be checked (`butternut receive` makes its \
+                     subvolumes in a volume, which can)";
+    for (words, what) in [
+        (&["check", "--online", at][..], format!("{at}: {stream}")),
+        (&["check", stream], stream.to_owned()),
+    ] {
+        let checked = butternut(words);
+        let want = format!("butternut: {what}: {unchecked}\n");
+        assert_eq!((checked.code, checked.err), (Some(8), want));
+    }
+    butternut(&["umount", at]).ok();
+}
