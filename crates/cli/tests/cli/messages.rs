@@ -207,6 +207,12 @@ try "$B" subvolume set-default file
 try "$B" subvolume set-default "$M" 9999
 "$B" subvolume get-default "$M"
 try "$B" property set s/dir ro true
+try "$B" property set plain ro false
+try "$B" subvolume snapshot plain new
+try "$B" subvolume show "$M" s
+try "$B" subvolume set-default "$M" s
+try "$B" send typo -f "$T/stream"
+try "$B" send file -f "$T/stream"
 try "$B" filesystem defragment "$M/nope"
 try "$B" filesystem defragment nope/nope
 try "$B" dedupe "$M/nope"
@@ -225,7 +231,7 @@ try "$B" property get file compression
 try "$B" property set "$M" ro false
 "#;
 
-const WANT: [&str; 20] = [
+const WANT: [&str; 26] = [
     "butternut subvolume set-default M/plain: 1 butternut: M/plain: not a subvolume (`butternut \
      subvolume list` shows what there is)",
     "butternut subvolume set-default s/dir: 1 butternut: s/dir: not a subvolume (`butternut \
@@ -236,6 +242,17 @@ const WANT: [&str; 20] = [
     "ID 5 (FS_TREE)",
     "butternut property set s/dir ro true: 1 butternut: s/dir: not a subvolume (`butternut \
      subvolume list` shows what there is)",
+    "butternut property set plain ro false: 1 butternut: plain: not a subvolume (`butternut \
+     subvolume list` shows what there is)",
+    "butternut subvolume snapshot plain new: 1 butternut: plain: not a subvolume (`butternut \
+     subvolume list` shows what there is)",
+    "butternut subvolume show M s: 2 butternut: usage: in a mounted volume, each path is one \
+     argument: M/s (--help shows both forms of the command)",
+    "butternut subvolume set-default M s: 2 butternut: usage: in a mounted volume, each path is one \
+     argument: M/s (--help shows both forms of the command)",
+    "butternut send typo -f T/stream: 1 butternut: typo: no such file or directory",
+    "butternut send file -f T/stream: 1 butternut: file: not a subvolume (`butternut subvolume \
+     list` shows what there is)",
     "butternut filesystem defragment M/nope: 1 butternut: M/nope: no such file or directory",
     "butternut filesystem defragment nope/nope: 1 butternut: nope/nope: no such file or directory",
     "butternut dedupe M/nope: 1 butternut: M/nope: no such file or directory",
