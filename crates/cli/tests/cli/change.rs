@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::fs::{FlockOperation, XattrFlags, fcntl_lock};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -153,7 +153,7 @@ fn write_honours_offset_append_and_truncate() {
     volume.feed("write VOL f --offset 0", b"ABC").ok();
     assert_eq!(volume.cat("f"), b"ABC3abc789!");
     volume.feed("write VOL f --offset 2 --truncate", b"-").ok();
-    assert_eq!(volume.cat("f"), b"01-");
+    assert_eq!(volume.cat("f"), b"AB-");
     let large: Vec<u8> = (0..9_000_001_u32).map(|at| (at / 7 % 251) as u8).collect();
     let output = volume.feed("write --json VOL large --offset 1M", &large).ok();
     let report: Value = serde_json::from_str(&output).unwrap();
@@ -265,6 +265,50 @@ fn mv_renames_replaces_and_exchanges() {
     volume.ok("mv VOL hard e/f/two");
     assert_eq!(volume.paths(), ["/e", "/e/f", "/e/f/two"]);
     assert_eq!(volume.stat("e/f/two")["links"], 1);
+}
+
+/// Not the name that would be made of it, nor a file of the host.
+#[test]
+fn the_read_only_side_of_a_copy_or_move_is_named() {
+    let volume = Volume::new();
+    volume.ok("mkdir VOL d");
+    volume.write("d/f", b"1");
+    volume.ok("subvolume snapshot -r VOL / s");
+    fs::create_dir_all(volume.dir.path().join("host/sub")).unwrap();
+    for (line, named) in [
+        ("mv VOL s/d x", "s/d"),
+        ("mv VOL s/d/f d", "s/d/f"),
+        ("mv VOL s/d/f s/g", "s/d/f"),
+        ("import VOL host s", "s/host"),
+        ("import VOL host/. s/d", "s/d/sub"),
+        ("import VOL host s/new", "s/new"),
+    ] {
+        let why = volume.failure(line);
+        assert!(why.starts_with(&format!("{named}: the subvolume is read-only")), "{line}: {why}");
+    }
+}
+
+/// Attributes need no more space than a block has.
+#[test]
+fn an_attribute_that_is_too_large_is_no_lack_of_space() {
+    let volume = Volume::new();
+    let value = "v".repeat(20_000);
+    volume.write("f", b"x");
+    let why = volume.failure(&format!("setfattr -n user.big -v {value} VOL f"));
+    assert!(why.ends_with("do not fit into an item of 16258"), "{why}");
+    // In memory, where attributes of this length can be.
+    let host = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = host.path().join("file");
+    fs::write(&file, "x").unwrap();
+    rustix::fs::setxattr(&file, "user.big", value.as_bytes(), XattrFlags::empty()).unwrap();
+    let file = file.display();
+    let why = volume.failure(&format!("import VOL {file} /"));
+    assert!(why.starts_with(&format!("{file}: the attribute user.big is too large: ")), "{why}");
+    assert!(
+        why.ends_with(" (--no-xattrs leaves out extended attributes and access lists)"),
+        "{why}"
+    );
+    volume.ok(&format!("import --no-xattrs VOL {file} /"));
 }
 
 #[test]

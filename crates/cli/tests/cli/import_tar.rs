@@ -286,6 +286,31 @@ fn padded(map: &[u8]) -> Vec<u8> {
 #[test]
 fn compressed_archives_are_recognized() {
     let volume = Volume::new();
+/// An archive without members is one, however long its end is.
+#[test]
+fn what_cannot_be_imported_is_named() {
+    let volume = Volume::new();
+    fs::write(volume.dir.path().join("a.tar"), vec![0; 10240]).unwrap();
+    volume.ok("import --tar VOL a.tar empty");
+    assert_eq!(volume.paths(), ["/empty"]);
+    let large =
+        pax(&[("SCHILY.xattr.user.small", "v"), ("SCHILY.xattr.user.big", &"v".repeat(20000))]);
+    for (last, path) in [(member("f", b'0', "", b"x"), "f"), (member("d/", b'5', "", b""), "d/")] {
+        let bytes = archive(&[large.clone(), last]);
+        let want = format!("{path}: the attribute user.big is too large: ");
+        refused(&volume, &bytes, &want);
+        let message = volume.failure("import --tar VOL a.tar /d");
+        let hint = "(--no-xattrs leaves out extended attributes and access lists)";
+        assert!(message.ends_with(hint), "{message}");
+        volume.ok("import --tar --no-xattrs VOL a.tar /empty");
+    }
+    assert_eq!(volume.paths(), ["/empty", "/empty/d", "/empty/f"]);
+    volume.ok("subvolume create VOL s");
+    volume.ok("property set VOL s ro true");
+    let message = volume.failure("import --tar VOL a.tar s");
+    assert!(message.starts_with("s: the subvolume is read-only"), "{message}");
+}
+
     let bytes = archive(&[member("file", b'0', "", &[7; 3000])]);
     fs::write(volume.dir.path().join("a.tar"), bytes).unwrap();
     let dir = volume.dir.path().display();
