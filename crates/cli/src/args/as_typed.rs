@@ -15,7 +15,6 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use butternut::Compressor;
 use clap::CommandFactory;
 
 use super::Cli;
@@ -36,6 +35,9 @@ const FIND: [(&str, &str, bool); 13] = [
     ("-print", "--print", false),
     ("-ls", "--ls", false),
 ];
+
+/// Names of algorithms, also of some that the option refuses.
+const ALGORITHMS: [&str; 7] = ["zlib", "lzo", "zstd", "lz4", "gzip", "none", "no"];
 
 /// Commands of `filesystem` that may be typed without it.
 const OF_FILESYSTEM: [&str; 5] = ["df", "du", "usage", "resize", "defragment"];
@@ -218,7 +220,8 @@ fn defragment(words: Vec<OsString>) -> Vec<OsString> {
     for word in words {
         let text = word.to_str().unwrap_or_default();
         let is_option = rewritten.last().is_some_and(|last| last == "--compress");
-        let is_algorithm = text.parse::<Compressor>().is_ok() && !Path::new(&word).exists();
+        let name = text.split(':').next().unwrap_or_default();
+        let is_algorithm = ALGORITHMS.contains(&name) && !Path::new(&word).exists();
         if is_option && is_algorithm {
             rewritten.pop();
             rewritten.push(format!("--compress={text}").into());
@@ -276,6 +279,7 @@ mod tests {
             "butternut filesystem defragment --compress=lzo f --compress f",
         );
         check("butternut defragment --compress f", "butternut filesystem defragment --compress f");
+        check("butternut defragment -c lz4 f", "butternut filesystem defragment --compress=lz4 f");
     }
 
     #[test]

@@ -35,6 +35,16 @@ takes space twice. The kernel's btrfs always breaks sharing: its files are refus
     butternut filesystem defragment --compress=zstd:9 /mnt/log/messages
     butternut filesystem defragment -r --break-sharing /mnt/home";
 
+/// Parses the algorithm. As in the kernel, a level outside of its range is refused, and clamped only
+/// in mount options.
+fn compressor(typed: &str) -> Result<Compressor, String> {
+    const KNOWN: &str = "is none of lzo, zlib[:1 to 9], zstd[:-15 to 15]";
+    let found: Compressor = typed.parse().map_err(|_| KNOWN)?;
+    let level = typed.split_once(':').map_or(0, |(_, level)| level.parse().unwrap_or(0));
+    // 0 is the default level.
+    if level == 0 || level == found.level() { Ok(found) } else { Err(KNOWN.to_owned()) }
+}
+
 #[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]
 pub(crate) struct DefragmentArgs {
@@ -50,7 +60,8 @@ pub(crate) struct DefragmentArgs {
         value_name = "ALGO[:LEVEL]",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "zlib"
+        default_missing_value = "zlib",
+        value_parser = compressor
     )]
     pub(crate) compress: Option<Compressor>,
     /// Offset in each file at which to start, in bytes

@@ -225,15 +225,15 @@ pub(crate) struct TruncateArgs {
 pub(crate) struct WriteArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
-    /// The file; it is created if it does not exist
+    /// The file, whose contents are replaced; it is created if it does not exist
     pub(crate) path: OsString,
-    /// Offset of the first byte to write, with suffix K, M, G or T
-    #[arg(long, default_value = "0", value_name = "N", conflicts_with = "append")]
-    pub(crate) offset: String,
+    /// Write at this offset, with suffix K, M, G or T, and keep what is before and behind it
+    #[arg(long, value_name = "N", conflicts_with = "append")]
+    pub(crate) offset: Option<String>,
     /// Append to the file
     #[arg(short, long)]
     pub(crate) append: bool,
-    /// Truncate the file after the last byte written
+    /// With --offset, truncate the file after the last byte written
     #[arg(short, long)]
     pub(crate) truncate: bool,
 }

@@ -27,7 +27,7 @@ pub(crate) struct MountArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct UmountArgs {
-    /// The mount point
+    /// The mount point; or the image file or device, if it is mounted at one mount point
     pub(crate) mountpoint: PathBuf,
     /// Detach the mount now, and then commit; it ends when its last open file is closed
     #[arg(short, long)]

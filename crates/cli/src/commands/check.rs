@@ -71,7 +71,7 @@ fn check_volume(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Rep
         return Err(Failure::new(volume_arg.typed, "is no directory of a mounted volume"));
     }
     if volume::stream::is_named(&volume_arg)? {
-        return Err(volume::stream::refused(&volume_arg));
+        return Err(volume::stream::not_checked(&volume_arg.typed));
     }
     if volume_arg.subvolume != Subvolume::Default {
         return Err(Failure::new(volume_arg.typed, "a single subvolume cannot be checked")
@@ -106,6 +106,11 @@ fn check_mounted(
     let devices = kept.devices.into_iter().map(path).collect();
     let (subvolume, typed) = (Subvolume::Default, mounted.shown());
     let volume_arg = VolumeArg { devices, subvolume, typed };
+    if volume::stream::is_named(&volume_arg)? {
+        let streams = volume_arg.devices.iter().map(|device| device.path.display().to_string());
+        let streams = streams.collect::<Vec<_>>().join(",");
+        return Err(volume::stream::not_checked(&format!("{}: {streams}", volume_arg.typed)));
+    }
     let mut devices = Vec::with_capacity(volume_arg.devices.len());
     for device in &volume_arg.devices {
         volume::check_device(&device.path)?;

@@ -189,6 +189,7 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
         paths: volume.iter().map(|device| device.path.clone()).collect(),
         volume,
         settings,
+        is_stream,
         synchronous: made.serving.synchronous(),
         whole: made.serving.detached_mount(),
         is_resizing: AtomicBool::new(false),

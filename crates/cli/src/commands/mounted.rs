@@ -168,6 +168,8 @@ pub(crate) fn snapshot(
     let qgroups: Vec<u64> = qgroups.iter().map(|id| id.0).collect();
     let source_path = Path::new(source);
     let from = open(source_path).map_err(|error| failed(source_path, &error))?;
+    // The call below also fails for what the destination is.
+    subvolume_calls::is_read_only(from.as_fd()).map_err(|error| not_a_root(source_path, &error))?;
     let mut path = PathBuf::from(destination);
     if path.is_dir() {
         let name = source_path.file_name().ok_or_else(|| {
@@ -283,6 +285,8 @@ pub(crate) fn set_read_only(
 ) -> Outcome {
     let path = Path::new(path);
     let root = open(path).map_err(|error| failed(path, &error))?;
+    // The call below returns the subvolume that contains any directory.
+    subvolume_calls::is_read_only(root.as_fd()).map_err(|error| not_a_root(path, &error))?;
     let info = subvolume_calls::info(root.as_fd()).map_err(|error| failed(path, &error))?;
     if !read_only && !force && info.is_received {
         return Err(received(path.as_os_str().as_bytes()));

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use butternut::{FileId, FileKind, Follow, RenameFlags};
+use butternut::{Error, FileId, FileKind, Follow, RenameFlags};
 
 use super::transaction::{Location, Transaction, failed, refuse_subvolume};
 use super::walk::WalkPath;
@@ -68,7 +68,7 @@ impl MadeNames {
 pub(super) fn is_directory(transaction: &Transaction, path: &[u8]) -> Result<bool, Failure> {
     match transaction.filesystem().resolve(path, Follow::Last) {
         Ok(id) => Ok(transaction.stat(id, path)?.kind == FileKind::Directory),
-        Err(butternut::Error::NotFound) => Ok(false),
+        Err(Error::NotFound) => Ok(false),
         Err(error) => Err(failed(path, &error)),
     }
 }
@@ -108,10 +108,11 @@ fn rename(
     };
     let named = if args.exchange && there.is_some() { from } else { to };
     let (old, new) = ((from.dir, from.name.as_slice()), (to.dir, to.name.as_slice()));
-    transaction
-        .filesystem()
-        .rename(old, new, flags)
-        .map_err(|error| failed(&named.path, &error))?;
+    transaction.filesystem().rename(old, new, flags).map_err(|error| {
+        let is_of_source = matches!(error, Error::ReadOnly { .. })
+            && transaction.filesystem().subvolume(from.dir.subvolume).is_ok_and(|it| it.read_only);
+        transaction.failed(if is_of_source { &from.path } else { &named.path }, &error)
+    })?;
     // If both are names of one inode, rename(2) keeps both; mv(1) removes the old name.
     if there == Some(moved) && !args.exchange {
         let unlinked = transaction.filesystem().unlink(from.dir, &from.name);

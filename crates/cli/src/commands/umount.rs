@@ -22,6 +22,8 @@
 //!    itself, detaches the mount and ends. The command finds that process over the control socket
 //!    and waits for its end. An error of its commit is only in syslog.
 
+mod device;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -63,9 +65,14 @@ const RETRY_PAUSE_MAX: Duration = Duration::from_millis(200);
 const USERS_SHOWN_MAX: usize = 5;
 
 pub(crate) fn run(global: &GlobalArgs, args: &UmountArgs, out: &mut Output) -> Outcome {
-    let released = unmount_and_wait(global, args)?;
+    let mountpoint = absolute(&args.mountpoint)?;
+    let mount = find_mount(&mountpoint)?;
+    let released = unmount_and_wait(global, args, &mount)?;
     if global.json {
-        let mountpoint = args.mountpoint.as_os_str().as_encoded_bytes();
+        // Not as typed if that was a device.
+        let typed =
+            if mount.mountpoint == mountpoint { &args.mountpoint } else { &mount.mountpoint };
+        let mountpoint = typed.as_os_str().as_encoded_bytes();
         let object = json::Object::new().name("mountpoint", mountpoint);
         json::result(out, object.put("released", released), "the volume is unmounted")?;
     }
@@ -73,23 +80,25 @@ pub(crate) fn run(global: &GlobalArgs, args: &UmountArgs, out: &mut Output) -> O
 }
 
 /// Unmounts. Returns whether the volume is known to be released.
-fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Failure> {
-    let mountpoint = absolute(&args.mountpoint)?;
-    let shown = mountpoint.display().to_string();
-    let mount = find_mount(&mountpoint)?;
+fn unmount_and_wait(
+    global: &GlobalArgs,
+    args: &UmountArgs,
+    mount: &Mount,
+) -> Result<bool, Failure> {
+    let shown = mount.mountpoint.display().to_string();
     let timeout = Duration::from_secs(args.timeout);
     if args.lazy {
-        return detach_and_commit(global, &mount, timeout).map(|()| false);
+        return detach_and_commit(global, mount, timeout).map(|()| false);
     }
-    let daemon = Notes::of(global).if_slow(&shown, || daemon(&mount));
+    let daemon = Notes::of(global).if_slow(&shown, || daemon(mount));
     let is_ending = matches!(&daemon, Some(Daemon { commit_by: CommitBy::Itself, .. }));
     // A process that is ending serves no other mount either.
-    let others = if is_ending { Vec::new() } else { other_mounts(global, &mount) };
+    let others = if is_ending { Vec::new() } else { other_mounts(global, mount) };
     let commit = || match &daemon {
-        Some(daemon) => daemon.commit(&mount, Notes::of(global), timeout),
+        Some(daemon) => daemon.commit(mount, Notes::of(global), timeout),
         None => Ok(()),
     };
-    let committed = unmount_and_commit(&mount, commit, timeout)?;
+    let committed = unmount_and_commit(mount, commit, timeout)?;
     wait_for_brief_copies(&others, timeout.min(COPY_CONFIRM_TIME));
     if !global.quiet && !global.json {
         report_remaining_mounts(&shown, &others);
@@ -244,7 +253,8 @@ fn is_symlink(path: &Path) -> bool {
         .is_ok_and(|meta| FileType::from_raw_mode(meta.stx_mode.into()) == FileType::Symlink)
 }
 
-/// Finds the topmost mount on a mount point. A mount of another type is refused.
+/// Finds the topmost mount on a mount point, or the mount of a volume on a device or image file. A
+/// mount of another type is refused.
 fn find_mount(mountpoint: &Path) -> Result<Mount, Failure> {
     let shown = mountpoint.display().to_string();
     let mounts = mounts::read().map_err(|error| Failure::io("/proc/self/mountinfo", &error))?;
@@ -252,8 +262,10 @@ fn find_mount(mountpoint: &Path) -> Result<Mount, Failure> {
         Some(mount) if is_own_type(&mount.kind) => Ok(mount.clone()),
         Some(mount) => Err(Failure::new(shown, format!("is a mount of {}", mount.kind))
             .hint("unmount it with umount(8)")),
-        None => Err(Failure::new(shown, "is not mounted")
-            .hint("`findmnt -t fuse.butternut,fuseblk.butternut` lists the mounts")),
+        None => device::find_mount(mountpoint, &mounts)?.ok_or_else(|| {
+            Failure::new(shown, "is not mounted")
+                .hint("`findmnt -t fuse.butternut,fuseblk.butternut` lists the mounts")
+        }),
     }
 }
 

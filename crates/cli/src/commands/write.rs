@@ -1,11 +1,15 @@
 //! `write`: writes stdin to a file.
+//!
+//! 1. Without an offset it replaces the file, as `>` of a shell does: also by nothing.
+//! 2. What may not be written is refused before stdin is read, also if that is empty.
 
 use std::io::{self, ErrorKind, Read};
 
-use butternut::{File, Follow, Privileges};
+use butternut::server::FilesystemExt;
+use butternut::{File, Follow, Privileges, SetAttributes, SetTime};
 
 use super::touch::find_or_make;
-use super::transaction::{Transaction, failed};
+use super::transaction::Transaction;
 use crate::args::{GlobalArgs, WriteArgs};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
@@ -15,16 +19,23 @@ const WRITE_BYTES: usize = 4 << 20;
 
 pub(crate) fn run(global: &GlobalArgs, args: &WriteArgs, out: &mut Output) -> Outcome {
     let path = text::bytes(&args.path);
-    let mut at = crate::args::parse_bytes("--offset", &args.offset)?;
+    let offset = args.offset.as_deref().map(|typed| crate::args::parse_bytes("--offset", typed));
+    let offset = offset.transpose()?;
     let mut transaction = Transaction::open(global, &args.volume)?;
     find_or_make(&mut transaction, &path, true)?;
     let id = transaction.find(&path, Follow::Last)?;
-    let failed = |error: butternut::Error| failed(&path, &error);
+    let failed = |error: butternut::Error| transaction.failed(&path, &error);
     let file = transaction.filesystem().open_file(id).map_err(failed)?;
-    if args.append {
-        at = file.len();
+    transaction.filesystem().check_writable(id).map_err(failed)?;
+    let start = if args.append { file.len() } else { offset.unwrap_or_default() };
+    if offset.is_none() && !args.append {
+        let (privileges, mtime) = (Privileges::Strip, Some(SetTime::Now));
+        let empty = SetAttributes { privileges, mtime, ..SetAttributes::size(0) };
+        transaction.filesystem().set_attributes(id, &empty).map_err(failed)?;
     }
-    let start = at;
+    // A write of no bytes changes nothing, and is refused like any other (law 2).
+    file.write_as(start, &[], Privileges::Strip).map_err(failed)?;
+    let mut at = start;
     let mut input = io::stdin().lock();
     let mut buffer = vec![0; WRITE_BYTES];
     loop {

@@ -72,6 +72,8 @@ pub(crate) struct ServedMount {
     pub(crate) settings: serde_json::Map<String, Value>,
     /// Changed by a remount.
     pub(crate) synchronous: Synchronous,
+    /// The volume is what send streams make.
+    pub(crate) is_stream: bool,
     /// Set if the volume can be mounted at more mount points.
     pub(crate) whole: Option<Arc<DetachedMount>>,
     /// Set while a thread resizes the volume.
@@ -422,6 +424,7 @@ fn answer(served: &ServedMount, request: Request) -> Response {
             "paths": served.paths.iter().filter_map(|path| path.to_str()).collect::<Vec<_>>(),
             "settings": served.settings,
             "is_writable": filesystem.is_writable(),
+            "is_stream": served.is_stream,
             "can_clone": served.whole.is_some(),
         })),
         Request::Synchronous { is_on } => {

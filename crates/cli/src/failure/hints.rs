@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::{fs, io};
 
 use butternut::device::{DeviceError, Holder, OpenError};
-use butternut::{CopyRefused, CopyReport, Error, TreeError, VolumeError};
+use butternut::{CopyRefused, CopyReport, Error, NamesError, TreeError, VolumeError};
 use butternut_sys::errno::Errno;
 use butternut_sys::mounts;
 
@@ -80,6 +80,8 @@ pub(super) fn of_library(error: &Error) -> Option<&'static str> {
         Error::CrossesSubvolumes => {
             Some("copy a file with `butternut cp`, a directory with `export` and `import`")
         }
+        // Not for lack of space.
+        Error::Names(NamesError::AttributeTooLarge { .. }) => None,
         other if other.errno() == NO_SPACE => {
             Some("remove files, or extend the volume with `butternut filesystem resize`")
         }

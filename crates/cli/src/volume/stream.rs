@@ -89,6 +89,12 @@ pub(crate) fn refused(arg: &VolumeArg) -> Failure {
         .hint("`butternut receive` makes its subvolumes in a volume")
 }
 
+/// As [`refused`], by a command that needs the structures of a volume.
+pub(crate) fn not_checked(shown: &str) -> Failure {
+    Failure::new(shown, "is a send stream, which cannot be checked")
+        .hint("`butternut receive` makes its subvolumes in a volume, which can")
+}
+
 /// Opens the volume that the streams make, for reading. `options` are those of the command.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::fs::{FlockOperation, XattrFlags, fcntl_lock};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -63,7 +63,7 @@ impl Volume {
 
     #[track_caller]
     pub(crate) fn write(&self, path: &str, bytes: &[u8]) {
-        self.feed(&format!("write VOL {path} --truncate"), bytes).ok();
+        self.feed(&format!("write VOL {path}"), bytes).ok();
     }
 
     pub(crate) fn feed(&self, line: &str, bytes: &[u8]) -> CommandOutput {
@@ -150,8 +150,10 @@ fn write_honours_offset_append_and_truncate() {
     assert_eq!(volume.cat("f"), b"0123abc789");
     volume.feed("write VOL f --append", b"!").ok();
     assert_eq!(volume.cat("f"), b"0123abc789!");
+    volume.feed("write VOL f --offset 0", b"ABC").ok();
+    assert_eq!(volume.cat("f"), b"ABC3abc789!");
     volume.feed("write VOL f --offset 2 --truncate", b"-").ok();
-    assert_eq!(volume.cat("f"), b"01-");
+    assert_eq!(volume.cat("f"), b"AB-");
     let large: Vec<u8> = (0..9_000_001_u32).map(|at| (at / 7 % 251) as u8).collect();
     let output = volume.feed("write --json VOL large --offset 1M", &large).ok();
     let report: Value = serde_json::from_str(&output).unwrap();
@@ -161,6 +163,59 @@ fn write_honours_offset_append_and_truncate() {
     volume.ok("mkdir VOL d");
     let message = volume.feed("write VOL d", b"x").failure();
     assert!(message.starts_with("butternut: d: is a directory ("), "{message}");
+}
+
+/// As `>` of a shell: nothing of a longer file stays.
+#[test]
+fn write_replaces_a_file() {
+    let volume = Volume::new();
+    let long: Vec<u8> = (0..900_001_u32).map(|at| (at / 7 % 251) as u8).collect();
+    for bytes in [&long[..], b"short", &long[..5000], b"", b"x"] {
+        volume.feed("write VOL f", bytes).ok();
+        assert!(volume.cat("f") == bytes, "{}", bytes.len());
+        volume.feed("write VOL f -t", bytes).ok();
+        assert!(volume.cat("f") == bytes, "{}", bytes.len());
+    }
+    volume.ok("chmod VOL 4755 f");
+    volume.ok("touch -d @5 VOL f");
+    for line in ["write VOL f --append", "write VOL f --offset 9"] {
+        volume.feed(line, b"").ok();
+        assert_eq!(
+            (volume.cat("f"), volume.stat("f")["mtime"]["secs"].clone()),
+            (b"x".into(), 5.into())
+        );
+    }
+    volume.feed("write VOL f", b"").ok();
+    assert_eq!(volume.stat("f")["mode"], "0755", "the file has new contents");
+    assert_ne!(volume.stat("f")["mtime"]["secs"], 5);
+    // Without space for the new contents, the old ones stay.
+    volume.write("f", &long);
+    let too_long = vec![7; 200 << 20];
+    let message = volume.feed("write VOL f", &too_long).failure();
+    assert!(message.starts_with("butternut: f: "), "{message}");
+    assert!(volume.cat("f") == long);
+}
+
+/// Nothing to write is refused where something to write is.
+#[test]
+fn an_empty_write_is_refused_like_any_other() {
+    let volume = Volume::new();
+    volume.ok("subvolume create VOL /s");
+    volume.write("s/f", b"x");
+    volume.write("sealed", b"x");
+    volume.ok("verity enable VOL sealed");
+    volume.ok("property set VOL /s ro true");
+    volume.ok("mkdir VOL d");
+    for (path, how) in ["s/f", "sealed", "d", "d/"]
+        .iter()
+        .flat_map(|path| ["", "--append", "--offset 0", "-t --offset 1"].map(|how| (path, how)))
+    {
+        let line = format!("write VOL {path} {how}");
+        let refused = [&b""[..], b"x"].map(|bytes| volume.feed(&line, bytes).failure());
+        assert_eq!(refused[0], refused[1], "{line}");
+        assert!(refused[0].starts_with(&format!("butternut: {path}: ")), "{line}: {}", refused[0]);
+    }
+    assert_eq!((volume.cat("s/f"), volume.cat("sealed")), (b"x".into(), b"x".into()));
 }
 
 #[test]
@@ -210,6 +265,50 @@ fn mv_renames_replaces_and_exchanges() {
     volume.ok("mv VOL hard e/f/two");
     assert_eq!(volume.paths(), ["/e", "/e/f", "/e/f/two"]);
     assert_eq!(volume.stat("e/f/two")["links"], 1);
+}
+
+/// Not the name that would be made of it, nor a file of the host.
+#[test]
+fn the_read_only_side_of_a_copy_or_move_is_named() {
+    let volume = Volume::new();
+    volume.ok("mkdir VOL d");
+    volume.write("d/f", b"1");
+    volume.ok("subvolume snapshot -r VOL / s");
+    fs::create_dir_all(volume.dir.path().join("host/sub")).unwrap();
+    for (line, named) in [
+        ("mv VOL s/d x", "s/d"),
+        ("mv VOL s/d/f d", "s/d/f"),
+        ("mv VOL s/d/f s/g", "s/d/f"),
+        ("import VOL host s", "s/host"),
+        ("import VOL host/. s/d", "s/d/sub"),
+        ("import VOL host s/new", "s/new"),
+    ] {
+        let why = volume.failure(line);
+        assert!(why.starts_with(&format!("{named}: the subvolume is read-only")), "{line}: {why}");
+    }
+}
+
+/// Attributes need no more space than a block has.
+#[test]
+fn an_attribute_that_is_too_large_is_no_lack_of_space() {
+    let volume = Volume::new();
+    let value = "v".repeat(20_000);
+    volume.write("f", b"x");
+    let why = volume.failure(&format!("setfattr -n user.big -v {value} VOL f"));
+    assert!(why.ends_with("do not fit into an item of 16258"), "{why}");
+    // In memory, where attributes of this length can be.
+    let host = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = host.path().join("file");
+    fs::write(&file, "x").unwrap();
+    rustix::fs::setxattr(&file, "user.big", value.as_bytes(), XattrFlags::empty()).unwrap();
+    let file = file.display();
+    let why = volume.failure(&format!("import VOL {file} /"));
+    assert!(why.starts_with(&format!("{file}: the attribute user.big is too large: ")), "{why}");
+    assert!(
+        why.ends_with(" (--no-xattrs leaves out extended attributes and access lists)"),
+        "{why}"
+    );
+    volume.ok(&format!("import --no-xattrs VOL {file} /"));
 }
 
 #[test]

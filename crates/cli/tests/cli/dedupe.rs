@@ -390,7 +390,7 @@ fn a_source_that_cannot_be_read_is_named_and_is_no_source_any_more() {
     bytes[at] ^= 1;
     fs::write(&bad, bytes).unwrap();
     for name in ["/b", "/c"] {
-        volume.feed(&format!("write {} {name} --truncate", bad.display()), &data).ok();
+        volume.feed(&format!("write {} {name}", bad.display()), &data).ok();
     }
     let ran = volume.run(line);
     assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);

@@ -339,6 +339,27 @@ fn files_that_programs_write_and_map_meanwhile_keep_what_was_written() {
     }
 }
 
+#[test]
+fn only_algorithms_and_levels_that_exist_are_taken() {
+    let volume = Volume::new();
+    let image = volume.image();
+    let run = |words: &[&str]| butternut(&[&["filesystem", "defragment"][..], words].concat());
+    for typed in
+        ["none", "no", "lz4", "zstd:22", "zstd:-16", "zlib:10", "zlib:-1", "lzo:1", "zstd:x"]
+    {
+        let refused = run(&[&format!("-c{typed}"), &image, "/"]).usage();
+        let want = format!(
+            "invalid value '{typed}' for '--compress[=<ALGO[:LEVEL]>]': is none of \
+             lzo, zlib[:1 to 9], zstd[:-15 to 15]"
+        );
+        assert!(refused.contains(&want), "{refused}");
+    }
+    for typed in ["zstd:15", "zstd:-15", "zlib:9", "zlib:0", "lzo"] {
+        let ran = run(&["-r", &format!("-c{typed}"), &image, "/"]);
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{typed}");
+    }
+}
+
 /// Mounts a volume with the file m1/f, whose compression takes long, and sets D to the process of
 /// the mount and C to its connection. `user N` defragments m1/N as a user; `threads` prints the
 /// number of calls that run, and `calls N` waits until the kernel waits for N replies.

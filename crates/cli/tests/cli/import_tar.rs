@@ -58,6 +58,8 @@ fn add_more(root: &Path) {
         setfattr -n system.posix_acl_default -v {ACL} deep/er
         setfattr -n security.capability -v 0x0100000200040000000000000000000000000000 size4
         setfattr -n trusted.x -v 0x00ff0a size3; setfattr -n user.empty {name}
+        setfattr -n user.a=b -v 1 size3; setfattr -n user.50% -v 2 size3
+        setfattr -n user.%3D%25%41 -v = size3
         touch -d '1950-01-01 00:00:00.25' size6; touch -d '2001-02-03 04:05:06.7' {name} ."
     ));
 }
@@ -109,6 +111,21 @@ fn a_volume_goes_through_an_archive() {
     };
     let want = shell(&format!("cd {}; {LISTING}", mount.path().display()));
     assert_eq!(kept(shown_by_kernel(&volume.image)), kept(want));
+}
+
+/// The names that GNU tar encodes are those that it finds in an archive of ours.
+#[test]
+fn names_of_attributes_go_through_an_archive() {
+    let volume = Volume::new();
+    volume.write("f", b"x");
+    for name in ["a=b", "50%", "%3D", "%25%41", "=%="] {
+        volume.ok(&format!("setfattr -n user.{name} -v {name} VOL f"));
+    }
+    let words = ["export", "-q", "--tar", volume.image.to_str().unwrap(), "f", "-"];
+    volume.feed("import --tar VOL - back", &butternut(&words).bytes).ok();
+    let want = volume.ok("getfattr VOL f").replace("# file: f", "# file: back/f");
+    assert_eq!(volume.ok("getfattr VOL back/f"), want);
+    assert_eq!(want.matches("\nuser.").count(), 5, "{want}");
 }
 
 /// Returns a header, whose size is not checked.
@@ -211,6 +228,8 @@ fn no_archive_leaves_its_destination() {
     assert_eq!(volume.cat("d/there"), b"there");
 }
 
+const NO_ARCHIVE: &str = "a.tar: is not an archive of tar (leave out --tar to copy a file)";
+
 #[test]
 fn damaged_archives_change_nothing() {
     let volume = Volume::new();
@@ -218,8 +237,13 @@ fn damaged_archives_change_nothing() {
     let file = member("file", b'0', "", &[7; 3000]);
     let whole = archive(&[pax(&[("mtime", "5.5")]), file.clone(), member("b", b'0', "", b"b")]);
     for end in (0..whole.len() - 1024).step_by(256) {
-        let start = if end < 1536 { "a.tar: is not an archive of tar" } else { "a.tar: " };
-        refused(&volume, &whole[..end], if end < 1024 { "a.tar: " } else { start });
+        let start = match end {
+            0..512 => "a.tar: is not an archive of tar (leave out --tar",
+            512..1024 => "a.tar: the archive ends in the middle of this member (it was truncated",
+            1024..1536 => "a.tar: ends without the end mark of an archive (it was truncated",
+            _ => "a.tar: ",
+        };
+        refused(&volume, &whole[..end], start);
     }
     let mut damaged = whole.clone();
     let at = whole.len() - 2048;
@@ -251,12 +275,40 @@ fn damaged_archives_change_nothing() {
             named(&[("SCHILY.acl.access", "user:no such user:rwx")], b""),
             "a.tar: s: has an access list with the entry \"user:no such user:rwx\"",
         ),
-        (b"not an archive".repeat(100), "a.tar: is not an archive of tar"),
-        (Vec::new(), "a.tar: is not an archive of tar"),
+        (b"not an archive".repeat(100), NO_ARCHIVE),
+        (b"text\n".to_vec(), NO_ARCHIVE),
+        (Vec::new(), NO_ARCHIVE),
+        // As an image of a volume, which has no header at its start.
+        ([vec![0; 65536], b"_BHRfS_M".to_vec()].concat(), NO_ARCHIVE),
     ] {
         refused(&volume, &bytes, want);
     }
     assert_eq!(volume.paths(), ["/d"]);
+}
+
+/// An archive without members is one, however long its end is.
+#[test]
+fn what_cannot_be_imported_is_named() {
+    let volume = Volume::new();
+    fs::write(volume.dir.path().join("a.tar"), vec![0; 10240]).unwrap();
+    volume.ok("import --tar VOL a.tar empty");
+    assert_eq!(volume.paths(), ["/empty"]);
+    let large =
+        pax(&[("SCHILY.xattr.user.small", "v"), ("SCHILY.xattr.user.big", &"v".repeat(20000))]);
+    for (last, path) in [(member("f", b'0', "", b"x"), "f"), (member("d/", b'5', "", b""), "d/")] {
+        let bytes = archive(&[large.clone(), last]);
+        let want = format!("{path}: the attribute user.big is too large: ");
+        refused(&volume, &bytes, &want);
+        let message = volume.failure("import --tar VOL a.tar /d");
+        let hint = "(--no-xattrs leaves out extended attributes and access lists)";
+        assert!(message.ends_with(hint), "{message}");
+        volume.ok("import --tar --no-xattrs VOL a.tar /empty");
+    }
+    assert_eq!(volume.paths(), ["/empty", "/empty/d", "/empty/f"]);
+    volume.ok("subvolume create VOL s");
+    volume.ok("property set VOL s ro true");
+    let message = volume.failure("import --tar VOL a.tar s");
+    assert!(message.starts_with("s: the subvolume is read-only"), "{message}");
 }
 
 /// Data of one block that begins with a sparse map.
@@ -282,7 +334,10 @@ fn compressed_archives_are_recognized() {
     let xz = volume.failure("import --tar VOL a.tar.xz /");
     assert!(xz.starts_with("a.tar.xz: is compressed with xz (decompress it: `xz -dc"), "{xz}");
     let cut = volume.failure("import --tar VOL cut.gz /cut");
-    assert!(cut.starts_with("cut.gz: "), "{cut}");
+    assert!(
+        cut.starts_with("cut.gz: file: the compressed data of the archive is not complete ("),
+        "{cut}"
+    );
 }
 
 #[test]

@@ -207,6 +207,12 @@ try "$B" subvolume set-default file
 try "$B" subvolume set-default "$M" 9999
 "$B" subvolume get-default "$M"
 try "$B" property set s/dir ro true
+try "$B" property set plain ro false
+try "$B" subvolume snapshot plain new
+try "$B" subvolume show "$M" s
+try "$B" subvolume set-default "$M" s
+try "$B" send typo -f "$T/stream"
+try "$B" send file -f "$T/stream"
 try "$B" filesystem defragment "$M/nope"
 try "$B" filesystem defragment nope/nope
 try "$B" dedupe "$M/nope"
@@ -225,7 +231,7 @@ try "$B" property get file compression
 try "$B" property set "$M" ro false
 "#;
 
-const WANT: [&str; 20] = [
+const WANT: [&str; 26] = [
     "butternut subvolume set-default M/plain: 1 butternut: M/plain: not a subvolume (`butternut \
      subvolume list` shows what there is)",
     "butternut subvolume set-default s/dir: 1 butternut: s/dir: not a subvolume (`butternut \
@@ -236,6 +242,17 @@ const WANT: [&str; 20] = [
     "ID 5 (FS_TREE)",
     "butternut property set s/dir ro true: 1 butternut: s/dir: not a subvolume (`butternut \
      subvolume list` shows what there is)",
+    "butternut property set plain ro false: 1 butternut: plain: not a subvolume (`butternut \
+     subvolume list` shows what there is)",
+    "butternut subvolume snapshot plain new: 1 butternut: plain: not a subvolume (`butternut \
+     subvolume list` shows what there is)",
+    "butternut subvolume show M s: 2 butternut: usage: in a mounted volume, each path is one \
+     argument: M/s (--help shows both forms of the command)",
+    "butternut subvolume set-default M s: 2 butternut: usage: in a mounted volume, each path is one \
+     argument: M/s (--help shows both forms of the command)",
+    "butternut send typo -f T/stream: 1 butternut: typo: no such file or directory",
+    "butternut send file -f T/stream: 1 butternut: file: not a subvolume (`butternut subvolume \
+     list` shows what there is)",
     "butternut filesystem defragment M/nope: 1 butternut: M/nope: no such file or directory",
     "butternut filesystem defragment nope/nope: 1 butternut: nope/nope: no such file or directory",
     "butternut dedupe M/nope: 1 butternut: M/nope: no such file or directory",
@@ -304,4 +321,50 @@ fn a_mount_of_ours_and_of_the_kernel_have_the_same_messages() {
         assert_eq!(refused, want);
     }
     guard.unmount().unwrap();
+}
+
+#[test]
+fn a_read_only_mount_says_what_makes_it_writable() {
+    if !kernel_tests_enabled("a_read_only_mount_says_what_makes_it_writable") {
+        return;
+    }
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = own_plain(&dir, "a.img");
+    butternut(&["subvolume", "snapshot", "-q", "-r", &image, "/", "s"]).ok();
+    let stream = dir.path().join("s.stream");
+    let stream = stream.to_str().unwrap();
+    butternut(&["send", "-q", "-f", stream, &image, "s"]).ok();
+    let mount_point = MountPoint::new();
+    let at = mount_point.name();
+    let refused = |hint: &str| {
+        for words in [&["quota", "enable", at][..], &["filesystem", "label", at, "new"]] {
+            let want = format!("butternut: {at}: read-only file system ({hint})");
+            assert_eq!(butternut(words).failure(), want);
+        }
+    };
+    butternut(&["mount", "-o", "ro", &image, at]).ok();
+    refused("the volume is open read-only: unmount it, and mount it again without ro");
+    butternut(&["umount", at]).ok();
+    butternut(&["mount", &image, at]).ok();
+    butternut(&["mount", "-o", "remount,ro", at]).ok();
+    refused("`mount -o remount,rw` makes the mount writable");
+    butternut(&["mount", "-o", "remount,rw", at]).ok();
+    butternut(&["filesystem", "label", at, "new"]).ok();
+    butternut(&["umount", at]).ok();
+    butternut(&["mount", stream, at]).ok();
+    refused(
+        "a mounted send stream can only be read; `butternut receive` makes its subvolumes in a \
+         volume",
+    );
+    let unchecked = "is a send stream, which cannot be checked (`butternut receive` makes its \
+                     subvolumes in a volume, which can)";
+    for (words, what) in [
+        (&["check", "--online", at][..], format!("{at}: {stream}")),
+        (&["check", stream], stream.to_owned()),
+    ] {
+        let checked = butternut(words);
+        let want = format!("butternut: {what}: {unchecked}\n");
+        assert_eq!((checked.code, checked.err), (Some(8), want));
+    }
+    butternut(&["umount", at]).ok();
 }

@@ -363,6 +363,40 @@ fn a_daemon_that_fails_after_the_mount_leaves_no_dead_mount() {
     assert!(!ran.status.success() && !mount_point.is_mounted());
 }
 
+/// As umount(8) does it.
+#[test]
+fn an_image_or_device_names_its_only_mount() {
+    if !kernel_tests_enabled("an_image_or_device_names_its_only_mount") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let image = own_copy(&scratch);
+    let other = scratch.path().join("other.img");
+    fs::copy(&image, &other).unwrap();
+    let (path, other) = (image.to_str().unwrap(), other.to_str().unwrap());
+    let points = [MountPoint::new(), MountPoint::new(), MountPoint::new()];
+    let mount = |image: &str, at: usize| butternut(&["mount", image, points[at].name()]).ok();
+    mount(path, 0);
+    mount(other, 1);
+    let ended: serde_json::Value =
+        serde_json::from_str(&butternut(&["umount", "--json", path]).ok()).unwrap();
+    assert_eq!(ended, serde_json::json!({ "mountpoint": points[0].name(), "released": true }));
+    assert!(!points[0].is_mounted() && points[1].is_mounted());
+    let refused = butternut(&["umount", path]).failure();
+    assert!(refused.starts_with(&format!("butternut: {path}: is not mounted (")), "{refused}");
+    mount(other, 2);
+    let refused = butternut(&["umount", other]).failure();
+    let (first, second) = (points[1].name(), points[2].name());
+    assert!(
+        refused.contains(": is mounted at several mount points (name one of them: "),
+        "{refused}"
+    );
+    assert!(refused.contains(first) && refused.contains(second), "{refused}");
+    butternut(&["umount", "-q", second]).ok();
+    butternut(&["umount", other]).ok();
+    butternut(&["mkdir", other, "new"]).ok();
+}
+
 #[test]
 fn a_remount_changes_mount_flags_and_tunables() {
     if !kernel_tests_enabled("a_remount_changes_mount_flags_and_tunables") {

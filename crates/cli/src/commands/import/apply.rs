@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::super::progress::Progress;
 use super::super::transaction::failed;
 use super::super::write::write_all;
-use super::create::{Create, Rules};
+use super::create::{Create, NotFinished, Rules, is_attribute_too_large};
 use super::entry::{Attributes, Content};
 use super::scan::{Job, Read, Step};
 use crate::failure::Failure;
@@ -109,12 +109,13 @@ impl<'a> Apply<'a> {
         }
     }
 
-    /// Describes an error at a path of the source. A name that exists is one in the volume.
+    /// Describes an error at a path of the source. A name that exists is one in the volume, and so
+    /// is one that cannot be made in a read-only subvolume.
     fn failed(&self, path: &[u8], error: &Error) -> Failure {
-        if error.errno() == Errno::NOSPC.raw_os_error() {
+        if error.errno() == Errno::NOSPC.raw_os_error() && !is_attribute_too_large(error) {
             self.is_full.set(true);
         }
-        if !matches!(error, Error::Exists) {
+        if !matches!(error, Error::Exists | Error::ReadOnly { .. }) {
             return failed(path, error);
         }
         let (source, copy) = &self.tops;
@@ -175,14 +176,14 @@ impl<'a> Apply<'a> {
         let Some(OpenDirectory { id, path, attributes, existed }) = self.directories.pop() else {
             return Ok(());
         };
-        let finish = || -> butternut::Result<()> {
+        let finish = || -> Result<(), NotFinished> {
             if existed {
                 self.create.remove_inherited(id, &attributes, attributes.permissions)?;
             }
             self.create.finish(id, &attributes, Some(attributes.permissions))
         };
         let finished = finish();
-        finished.map_err(|error| self.failed(&path, &error))
+        finished.map_err(|why| why.described(&path, |path, error| self.failed(path, error)))
     }
 
     fn file(&mut self, name: &[u8], path: &[u8], read: Read) -> Result<(), Failure> {
@@ -209,7 +210,7 @@ impl<'a> Apply<'a> {
             self.fill(id, path, &entry.attributes, entry.content)?;
         }
         let finished = self.create.finish(id, &entry.attributes, None);
-        finished.map_err(|error| self.failed(path, &error))?;
+        finished.map_err(|why| why.described(path, |path, error| self.failed(path, error)))?;
         if nlink > 1 {
             self.links.insert(identity, id);
         }

@@ -3,9 +3,14 @@
 //! 1. What a new file inherits from a directory that existed before is removed.
 //! 2. The times of a file are set last.
 
-use butternut::{FileId, FileKind, Filesystem, NewInode, SetAttributes, SetTime, SetXattr, Time};
+use butternut::{
+    Error, FileId, FileKind, Filesystem, NamesError, NewInode, SetAttributes, SetTime, SetXattr,
+    Time,
+};
 
 use super::entry::Attributes;
+use crate::failure::Failure;
+use crate::output::text;
 
 /// The attributes that entries inherit from a directory, besides flags.
 pub(super) const INHERITED_XATTRS: [&[u8]; 3] =
@@ -18,6 +23,42 @@ pub(crate) struct Rules {
     /// Limits all times. Access times, which depend on earlier readers, are set to the modification
     /// times.
     pub(crate) epoch: Option<Time>,
+}
+
+/// Why a copy does not have all its attributes.
+pub(super) struct NotFinished {
+    /// The name of the extended attribute that was not set, if it was one.
+    xattr: Option<Vec<u8>>,
+    error: Error,
+}
+
+impl From<Error> for NotFinished {
+    fn from(error: Error) -> Self {
+        Self { xattr: None, error }
+    }
+}
+
+impl NotFinished {
+    /// Describes it: an attribute that is too large is named, `failed` describes all other errors.
+    pub(super) fn described(
+        &self,
+        path: &[u8],
+        failed: impl FnOnce(&[u8], &Error) -> Failure,
+    ) -> Failure {
+        match (&self.xattr, &self.error) {
+            (Some(xattr), Error::Names(why @ NamesError::AttributeTooLarge { .. })) => {
+                let why = format!("the attribute {} is too large: {why}", text::escaped(xattr));
+                Failure::new(text::escaped(path), why)
+                    .hint("--no-xattrs leaves out extended attributes and access lists")
+            }
+            (_, error) => failed(path, error),
+        }
+    }
+}
+
+/// Returns whether an attribute does not fit into the blocks of a volume, however much space it has.
+pub(super) fn is_attribute_too_large(error: &Error) -> bool {
+    matches!(error, Error::Names(NamesError::AttributeTooLarge { .. }))
 }
 
 pub(super) struct Create<'a> {
@@ -90,15 +131,16 @@ impl Create<'_> {
         id: FileId,
         found: &Attributes,
         mode: Option<u32>,
-    ) -> butternut::Result<()> {
+    ) -> Result<(), NotFinished> {
         if mode.is_some() && !found.xattrs.is_empty() {
             self.filesystem.set_attributes(id, &SetAttributes { mode, ..Default::default() })?;
         }
         for (name, value) in &found.xattrs {
-            self.filesystem.set_xattr(id, name, value, SetXattr::Either)?;
+            let set = self.filesystem.set_xattr(id, name, value, SetXattr::Either);
+            set.map_err(|error| NotFinished { xattr: Some(name.clone()), error })?;
         }
         let mode = mode.filter(|_| found.xattrs.is_empty());
-        self.set_times(id, self.times(found), mode)
+        Ok(self.set_times(id, self.times(found), mode)?)
     }
 
     pub(super) fn set_times(

@@ -52,6 +52,10 @@ pub(super) fn run(global: &GlobalArgs, args: &ImportArgs, out: &mut Output) -> O
         }
         Err(error) => return Err(failed(&dest, &error)),
     };
+    if fs.subvolume(root.subvolume).is_ok_and(|found| found.read_only) {
+        // A failure below would name a member.
+        return Err(transaction.failed(&dest, &Error::ReadOnly { what: "the subvolume" }));
+    }
     let options = &args.import_options;
     let rules = Rules { no_owner: options.no_owner, epoch: None };
     let progress = Progress::new(global);

@@ -46,7 +46,7 @@ const EXAMPLES: [(&str, &[Example]); 30] = [
         "butternut-stat",
         &[(
             "Show the attributes of a file and its extents:",
-            "butternut stat --json disk.img var/log/messages",
+            "butternut stat --extents disk.img var/log/messages",
         )],
     ),
     (

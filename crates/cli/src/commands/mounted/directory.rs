@@ -93,9 +93,27 @@ impl<'a> MountedDirectory<'a> {
         let found = fstatvfs(&self.dir).map_err(|errno| failed(self.path, &errno.into()))?;
         if found.f_flag.contains(StatVfsMountFlags::RDONLY) {
             let failure = failed(self.path, &Errno::ROFS.into());
-            return Err(failure.hint("`mount -o remount,rw` makes the mount writable"));
+            return Err(failure.hint(self.way_to_writable()));
         }
         Ok(())
+    }
+
+    /// Returns how a read-only mount becomes writable. A volume that is open for reading stays so.
+    fn way_to_writable(&self) -> &'static str {
+        const REMOUNT: &str = "`mount -o remount,rw` makes the mount writable";
+        if self.is_kernels() {
+            return REMOUNT;
+        }
+        let volume = client::request_of("mount", (self.path, self.device), &Request::Volume);
+        let volume = volume.unwrap_or_default();
+        if volume["is_writable"] == true {
+            REMOUNT
+        } else if volume["is_stream"] == true {
+            "a mounted send stream can only be read; `butternut receive` makes its subvolumes in a \
+             volume"
+        } else {
+            "the volume is open read-only: unmount it, and mount it again without ro"
+        }
     }
 
     /// Sends a request to the process of the mount. Messages begin with `command`.

@@ -23,6 +23,7 @@ use super::version;
 use crate::args::SendArgs;
 use crate::commands::mounted;
 use crate::control::{Request, SendRequest, client, device_number_of};
+use crate::failure::subvolumes::not_a_subvolume;
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, text};
 use crate::volume::identity::device_identity;
@@ -35,7 +36,11 @@ pub(super) fn run(
     out: &mut Output,
 ) -> Outcome {
     let argument = &args.volume.volume;
-    if !mounted::is_directory(argument) {
+    let is_missing = !Path::new(argument).exists() && mounted::is_path(argument, true);
+    if mounted::is_plain_file(argument) {
+        return Err(not_a_subvolume(argument.as_bytes()));
+    }
+    if !mounted::is_directory(argument) && !is_missing {
         return Ok(mounted::usage("of a volume that is not mounted, name VOLUME and SUBVOLUME"));
     }
     let path = Path::new(argument);

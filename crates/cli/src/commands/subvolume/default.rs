@@ -68,6 +68,9 @@ pub(crate) fn set(
     let Some(subvolume) = subvolume else {
         return Ok(mounted::usage("subvolume set-default VOLUME SUBVOLUME"));
     };
+    if let Some(usage) = mounted::with_path_apart(&args.volume.volume, &[subvolume]) {
+        return Ok(usage);
+    }
     let mut transaction = Transaction::open(global, &args.volume)?;
     let path = text::bytes(subvolume);
     let id = if let Some(id) = typed {

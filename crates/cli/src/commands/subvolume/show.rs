@@ -10,8 +10,8 @@ use butternut::{Follow, SubvolumeInfo, TOP_LEVEL, Time};
 
 use crate::args::{GlobalArgs, SubvolumeShowArgs};
 use crate::commands::filesystem::groups::units;
-use crate::commands::mounted;
 use crate::commands::mounted::root_tree::MountedVolume;
+use crate::commands::mounted::{self, with_path_apart};
 use crate::commands::quota;
 use crate::control::quotas::GroupReport;
 use crate::failure::subvolumes::not_a_subvolume;
@@ -37,6 +37,9 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeShowArgs, out: &mut Outpu
     let Shown { subvolume: shown, others: mut snapshots, quota } = match &args.path {
         None if mounted::is_directory(volume) => of_mount(Path::new(volume))?,
         path => {
+            if let Some(usage) = path.as_ref().and_then(|it| with_path_apart(volume, &[it])) {
+                return Ok(usage);
+            }
             let opened = OpenVolume::from_arg(global, &args.volume)?;
             of_volume(&opened, &path.clone().unwrap_or_else(|| "/".into()))?
         }

@@ -16,7 +16,7 @@ use super::super::super::progress::Progress;
 use super::super::super::transaction::failed;
 use super::super::super::write::write_all;
 use super::super::apply::Counts;
-use super::super::create::{Create, INHERITED_XATTRS, Rules};
+use super::super::create::{Create, INHERITED_XATTRS, NotFinished, Rules, is_attribute_too_large};
 use super::reader::{Kind, Member, Reader};
 use crate::failure::Failure;
 use crate::output::text;
@@ -86,8 +86,13 @@ impl<'a> Extract<'a> {
     }
 
     fn failed(&mut self, path: &[u8], error: &Error) -> Failure {
-        self.is_full |= error.errno() == Errno::NOSPC.raw_os_error();
+        self.is_full |=
+            error.errno() == Errno::NOSPC.raw_os_error() && !is_attribute_too_large(error);
         failed(path, error)
+    }
+
+    fn not_finished(&mut self, member: &Member, why: &NotFinished) -> Failure {
+        why.described(&member.name, |path, error| self.failed(path, error))
     }
 
     fn member<R: Read>(&mut self, reader: &mut Reader<R>, member: &Member) -> Result<(), Failure> {
@@ -168,7 +173,7 @@ impl<'a> Extract<'a> {
             self.fill(&file, member, reader)?;
         }
         let finished = self.create.finish(id, found, None);
-        finished.map_err(|error| self.failed(&member.name, &error))?;
+        finished.map_err(|why| self.not_finished(member, &why))?;
         self.counts.files += 1;
         self.counts.bytes = self.counts.bytes.saturating_add(found.size);
         Ok(())
@@ -209,11 +214,11 @@ impl<'a> Extract<'a> {
     /// Sets the attributes of a directory that the archive names (law 3).
     fn directory(&mut self, id: FileId, member: &Member) -> Result<(), Failure> {
         let found = &member.attributes;
-        let set = || {
+        let set = || -> Result<(), NotFinished> {
             self.create.remove_inherited(id, found, found.permissions)?;
             self.create.finish(id, found, Some(found.permissions))
         };
-        set().map_err(|error| self.failed(&member.name, &error))?;
+        set().map_err(|why| self.not_finished(member, &why))?;
         // Its entries inherit from it now.
         self.parent = None;
         let times = self.create.times(found);

@@ -6,7 +6,7 @@
 //! 2. An archive without its end was truncated, and is an error: what is missing cannot be known.
 //! 3. Every failure names the archive, and the member if its name is known.
 
-use std::io::{self, ErrorKind, Read};
+use std::io::{ErrorKind, Read};
 
 use ::tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
 use butternut::{FileKind, Time};
@@ -19,6 +19,8 @@ use crate::failure::Failure;
 use crate::output::text;
 
 const BLOCK_BYTES: usize = 512;
+/// Bytes that are read at once behind the end of an archive.
+const DRAIN_BYTES: usize = 64 << 10;
 /// Maximum size of the records and names before a member; and of those for all members, which each
 /// member copies (law 1).
 const RECORDS_BYTES_MAX: u64 = 16 << 20;
@@ -60,6 +62,7 @@ pub(super) struct Reader<R> {
     /// Bytes of data of the current member that were not read yet, and zeros behind them.
     left: u64,
     padding: u64,
+    has_headers: bool,
     has_members: bool,
 }
 
@@ -74,7 +77,8 @@ struct Before {
 impl<R: Read> Reader<R> {
     pub(super) fn new(from: R, shown: String) -> Self {
         let (current, globals) = (Vec::new(), Records::default());
-        Self { from, shown, current, globals, left: 0, padding: 0, has_members: false }
+        let (has_headers, has_members) = (false, false);
+        Self { from, shown, current, globals, left: 0, padding: 0, has_headers, has_members }
     }
 
     /// Reads the headers of the next member; `None` at the end of the archive.
@@ -366,15 +370,34 @@ impl<R: Read> Reader<R> {
             }
             if header.as_bytes().iter().any(|byte| *byte != 0) {
                 self.check(&header)?;
+                self.has_headers = true;
                 return Ok(Some(header));
             }
             zeros += 1;
             if zeros == 2 {
-                let drained = io::copy(&mut self.from, &mut io::sink());
-                drained.map_err(|error| Failure::io(self.shown.clone(), &error))?;
+                self.drain()?;
                 return Ok(None);
             }
         }
+    }
+
+    /// Reads what follows the end. An archive without members is zeros only, and an image of a disk
+    /// may begin with zeros.
+    fn drain(&mut self) -> Result<(), Failure> {
+        let mut buffer = vec![0; DRAIN_BYTES];
+        loop {
+            let filled = self.fill_or_end(&mut buffer)?;
+            if !self.has_headers && buffer[..filled].iter().any(|byte| *byte != 0) {
+                return Err(self.not_an_archive());
+            }
+            if filled < buffer.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn not_an_archive(&self) -> Failure {
+        self.failed("is not an archive of tar").hint("leave out --tar to copy a file")
     }
 
     /// Checks the checksum of a header, which is of unsigned bytes, or in old archives of signed
@@ -395,7 +418,7 @@ impl<R: Read> Reader<R> {
             let why = "the header behind this member is damaged: its checksum is wrong";
             return Err(self.failed(why));
         }
-        Err(self.failed("is not an archive of tar").hint("leave out --tar to copy a file"))
+        Err(self.not_an_archive())
     }
 
     fn start_data(&mut self, bytes: u64) {
@@ -423,7 +446,9 @@ impl<R: Read> Reader<R> {
     }
 
     fn truncated(&self, why: &str) -> Failure {
-        let why = if self.has_members { why } else { "is not an archive of tar" };
+        if !self.has_headers {
+            return self.not_an_archive();
+        }
         self.failed(why).hint("it was truncated: nothing of it was imported")
     }
 
@@ -445,7 +470,10 @@ impl<R: Read> Reader<R> {
                 Ok(read) => filled += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                    return Err(self.truncated("the compressed archive ends in this member"));
+                    self.has_headers = true;
+                    return Err(
+                        self.truncated("the compressed data of the archive is not complete")
+                    );
                 }
                 Err(error) => return Err(self.failed(error.to_string())),
             }

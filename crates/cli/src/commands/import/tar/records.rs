@@ -2,6 +2,8 @@
 //!
 //! 1. A record whose length is wrong is refused. Unknown keys are ignored, as POSIX wants it.
 //! 2. An empty value takes back an earlier one.
+//! 3. In the name of an attribute, `%3D` is `=` and `%25` is `%`: GNU tar encodes these two, and
+//!    nothing else.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +77,7 @@ impl Records {
             _ => {
                 if let Some(name) = key.strip_prefix(XATTR) {
                     // An attribute may have an empty value.
-                    self.xattrs.insert(name.to_vec(), value.to_vec());
+                    self.xattrs.insert(xattr_name(name), value.to_vec());
                 } else if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
                     self.sparse.set(key, value)?;
                 }
@@ -111,6 +113,21 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let record = record.get(space + 1..)?.strip_suffix(b"\n")?;
     let equals = record.iter().position(|byte| *byte == b'=')?;
     Some((&record[..equals], &record[equals + 1..], rest))
+}
+
+/// Returns the name of an attribute from its key (law 3).
+fn xattr_name(mut keyword: &[u8]) -> Vec<u8> {
+    let mut name = Vec::with_capacity(keyword.len());
+    while let Some((first, rest)) = keyword.split_first() {
+        let (byte, rest) = match keyword {
+            [b'%', b'3', b'D', rest @ ..] => (b'=', rest),
+            [b'%', b'2', b'5', rest @ ..] => (b'%', rest),
+            _ => (*first, rest),
+        };
+        name.push(byte);
+        keyword = rest;
+    }
+    name
 }
 
 /// Parses a value that is not empty. The inner `None` is that of an empty value.
@@ -170,6 +187,17 @@ mod tests {
             b"18446744073709551615 a=b\n",
         ] {
             assert!(Records::default().add(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_attributes_are_decoded_once() {
+        let mut records = Records::default();
+        records.add(b"37 SCHILY.xattr.user.a%3Db%253D%3d==v\n").unwrap();
+        let (name, value) = records.xattrs.pop_first().unwrap();
+        assert_eq!((&name[..], &value[..]), (&b"user.a=b%3D%3d"[..], &b"=v"[..]));
+        for same in ["user.50%", "user.%", "user.%2", "user.%41%0A"] {
+            assert_eq!(xattr_name(same.as_bytes()), same.as_bytes());
         }
     }
 
