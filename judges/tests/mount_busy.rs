@@ -228,23 +228,27 @@ fn writers(root: &Path, count: usize, stops: &Arc<AtomicBool>) -> Vec<JoinHandle
     (0..count).map(one).collect()
 }
 
-/// Runs all lookups in a thread, and sends a message when they are done.
-fn lookups(root: &Path) -> Receiver<Result<()>> {
+/// Does something in a thread, and sends a message when it is done.
+fn in_thread(
+    root: &Path,
+    run: impl FnOnce(&Path) -> Result<()> + Send + 'static,
+) -> Receiver<Result<()>> {
     let (sender, done) = channel();
     let root = root.to_path_buf();
     thread::spawn(move || {
-        let all = || {
-            for number in 0..FILES {
-                look_up(&root.join(format!("f-{number}")))?;
-                ensure!(!root.join(format!("no-{number}")).exists());
-            }
-            ensure!(std::fs::read_dir(&root)?.count() >= FILES);
-            rustix::fs::statvfs(&root)?;
-            Ok(())
-        };
-        sender.send(all()).ok();
+        sender.send(run(&root)).ok();
     });
     done
+}
+
+fn look_all_up(root: &Path) -> Result<()> {
+    for number in 0..FILES {
+        look_up(&root.join(format!("f-{number}")))?;
+        ensure!(!root.join(format!("no-{number}")).exists());
+    }
+    ensure!(std::fs::read_dir(root)?.count() >= FILES);
+    rustix::fs::statvfs(root)?;
+    Ok(())
 }
 
 fn lookups_continue_while_writes_stall(caching: Caching) -> Result<()> {
@@ -253,15 +257,29 @@ fn lookups_continue_while_writes_stall(caching: Caching) -> Result<()> {
     for number in 0..FILES {
         File::create(served.root.join(format!("f-{number}")))?;
     }
+    for number in 0..WRITERS {
+        File::create(served.root.join(format!("bulk-{number}")))?;
+    }
     File::open(&served.root)?.sync_all()?;
     served.gate.set(|state| state.is_closed = true);
     let stops = Arc::new(AtomicBool::new(false));
     let writing = writers(&served.root, WRITERS, &stops);
     served.gate.wait_until(|state| state.waiting >= threads)?;
-    let looked_up = lookups(&served.root).recv_timeout(AT_MOST);
+    // More than the mount has threads, of the files whose writes stall.
+    let opens = (0..WRITERS).map(|number| {
+        in_thread(&served.root, move |root| {
+            Ok(drop(File::open(root.join(format!("bulk-{number}")))?))
+        })
+    });
+    let opens: Vec<_> = opens.collect();
+    let looked_up = in_thread(&served.root, look_all_up).recv_timeout(AT_MOST);
+    let opened: Vec<_> = opens.iter().map(|open| open.recv_timeout(AT_MOST)).collect();
     stops.store(true, Ordering::Release);
     served.gate.set(|state| state.is_closed = false);
     looked_up.context("lookups wait for writers")??;
+    for one in opened {
+        one.context("an open waits for a writer of the file")??;
+    }
     for one in writing {
         one.join().map_err(|_| anyhow::anyhow!("a writer panicked"))??;
     }
