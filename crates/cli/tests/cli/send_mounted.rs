@@ -88,9 +88,9 @@ const PRINTS: [&str; 20] = [
     "a is equal: ",
     "b is equal: ",
     "butternut send w -f T/none: 1 butternut: w: only read-only subvolumes can be sent",
-    "butternut send a/moved -f T/none: 2 butternut: usage: of a volume that is not mounted",
-    "butternut send w/f80 -f T/none: 2 butternut: usage: of a volume that is not mounted",
-    "butternut send missing -f T/none: 2 butternut: usage: of a volume that is not mounted",
+    "butternut send a/moved -f T/none: 1 butternut: a/moved: no such file or directory",
+    "butternut send w/f80 -f T/none: 1 butternut: w/f80: not a subvolume (",
+    "butternut send missing -f T/none: 1 butternut: missing: no such file or directory",
     "butternut send -p w b -f T/none: 1 butternut: w: only read-only subvolumes can be sent",
     "butternut send -p K/a b -f T/none: 1 butternut: K/a: is not in the volume of b",
     "butternut send K/a -f T/none: 1 butternut: K/a: is on a mount of the kernel's btrfs (`btrfs \

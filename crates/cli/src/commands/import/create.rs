@@ -29,12 +29,12 @@ pub(crate) struct Rules {
 pub(super) struct NotFinished {
     /// The name of the extended attribute that was not set, if it was one.
     xattr: Option<Vec<u8>>,
-    error: Error,
+    error: Box<Error>,
 }
 
 impl From<Error> for NotFinished {
     fn from(error: Error) -> Self {
-        Self { xattr: None, error }
+        Self { xattr: None, error: Box::new(error) }
     }
 }
 
@@ -45,7 +45,7 @@ impl NotFinished {
         path: &[u8],
         failed: impl FnOnce(&[u8], &Error) -> Failure,
     ) -> Failure {
-        match (&self.xattr, &self.error) {
+        match (&self.xattr, &*self.error) {
             (Some(xattr), Error::Names(why @ NamesError::AttributeTooLarge { .. })) => {
                 let why = format!("the attribute {} is too large: {why}", text::escaped(xattr));
                 Failure::new(text::escaped(path), why)
@@ -137,7 +137,7 @@ impl Create<'_> {
         }
         for (name, value) in &found.xattrs {
             let set = self.filesystem.set_xattr(id, name, value, SetXattr::Either);
-            set.map_err(|error| NotFinished { xattr: Some(name.clone()), error })?;
+            set.map_err(|error| NotFinished { xattr: Some(name.clone()), ..error.into() })?;
         }
         let mode = mode.filter(|_| found.xattrs.is_empty());
         Ok(self.set_times(id, self.times(found), mode)?)
