@@ -18,6 +18,7 @@
 
 use crate::finding::Kind;
 use crate::hash;
+use crate::report::SealedFile;
 use crate::run::Part;
 use crate::sink::Sink;
 use crate::verity::VerityItems;
@@ -249,7 +250,7 @@ impl InodePart {
                 let none = VerityItems::default();
                 let items = self.verity.as_deref().unwrap_or(&none);
                 if items.check(item.size, place, sink) {
-                    sink.add_sealed((rules.tree, self.ino));
+                    sink.add_sealed(SealedFile { tree: rules.tree, ino: self.ino });
                 }
             }
         }

@@ -50,7 +50,7 @@ pub use error::CheckError;
 pub use finding::{Finding, Kind, Severity};
 pub use open::open_device;
 pub use options::{CheckOptions, Progress};
-pub use report::{Counts, Report};
+pub use report::{Counts, Report, SealedFile};
 
 use crate::blocks::Reader;
 use crate::data::DataSurvey;
@@ -83,18 +83,19 @@ pub fn check(
     };
     let volume = Arc::new(open::volume(devices, options)?);
     let sink = Sink::new(options);
-    let qgroups = run(&volume, &sink, pool.as_ref())?;
+    let (qgroups, sealed_files) = run(&volume, &sink, pool.as_ref())?;
     let super_block = volume.super_block();
     let (generation, fsid) = (super_block.generation().0, super_block.fsid());
-    Ok(Report { qgroups, generation, fsid, ..sink.into_report() })
+    Ok(Report { qgroups, sealed_files, generation, fsid, ..sink.into_report() })
 }
 
-/// Runs all checks. Returns the usage of quota groups, where it was counted.
+/// Runs all checks. Returns the usage of quota groups, where it was counted, and the sealed files
+/// whose items are whole.
 fn run(
     volume: &Arc<Volume>,
     sink: &Sink<'_>,
     pool: Option<&rayon::ThreadPool>,
-) -> Result<Vec<QgroupCount>, CheckError> {
+) -> Result<(Vec<QgroupCount>, Vec<SealedFile>), CheckError> {
     let reader = Reader::new(volume, sink);
     if sink.options().held_since.is_none() {
         supers::check_copies(&reader);
@@ -106,7 +107,7 @@ fn run(
         supers::check_system_chunks(&chunk_tree.chunks, &reader);
     }
     if !open::install(volume, &chunk_tree, sink)? {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), Vec::new()));
     }
     device_tree::check_devices(&chunk_tree, &reader);
     pass.trees(&chunk_tree);
@@ -127,7 +128,7 @@ fn run(
     if sink.options().check_data_csum {
         verify_data(&reader, pool);
     }
-    Ok(qgroups)
+    Ok((qgroups, sealed))
 }
 
 /// Compares references with extent items. If the sums of the first pass differ, a second pass

@@ -18,6 +18,14 @@ pub struct Counts {
     pub data_bytes_read: u64,
 }
 
+/// A file that fs-verity has sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SealedFile {
+    /// The tree of its subvolume, or of one of the snapshots that share it.
+    pub tree: u64,
+    pub ino: u64,
+}
+
 /// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -31,6 +39,9 @@ pub struct Report {
     /// The usage of all quota groups, by rising id, in bytes. Empty if quotas are off, or their
     /// usage was not counted; a note says why.
     pub qgroups: Vec<QgroupCount>,
+    /// The files that fs-verity has sealed whose items are whole, in order. A file that snapshots
+    /// share is here once, unless its items are next to those that they do not share.
+    pub sealed_files: Vec<SealedFile>,
     pub generation: u64,
     pub fsid: [u8; 16],
 }

@@ -15,8 +15,8 @@
 
 use crate::blocks::Reader;
 use crate::finding::Kind;
+use crate::report::SealedFile;
 use crate::roots::Roots;
-use crate::sink::SealedFile;
 use crate::verity::header;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::{Expected, TreeBlock};
@@ -36,11 +36,11 @@ pub(crate) fn check(
     reader: &Reader<'_>,
     pool: Option<&rayon::ThreadPool>,
 ) {
-    let check = |(tree, ino): &SealedFile| {
-        if let Some(root) = roots.find(TreeId(*tree)) {
+    let check = |file: &SealedFile| {
+        if let Some(root) = roots.find(TreeId(file.tree)) {
             let root = root.expected();
             // What cannot be read was reported before.
-            check_file(&root, *ino, reader).unwrap_or_default();
+            check_file(&root, file.ino, reader).unwrap_or_default();
         }
     };
     match pool {

@@ -8,7 +8,7 @@
 
 use crate::finding::{Finding, Kind};
 use crate::options::CheckOptions;
-use crate::report::{Counts, Report};
+use crate::report::{Counts, Report, SealedFile};
 use crate::spans::Spans;
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
@@ -18,9 +18,6 @@ use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-/// A sealed file, by its subvolume and inode number.
-pub(crate) type SealedFile = (u64, u64);
 
 /// Number of tree blocks between two calls of the progress callback.
 const PROGRESS_BLOCKS: u64 = 512;

@@ -94,7 +94,7 @@ pub struct ReadAt<'a> {
 }
 
 /// A range of a file, and where its bytes are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Extent {
     /// Offset in the file, in bytes.
@@ -105,7 +105,7 @@ pub struct Extent {
 }
 
 /// Where the bytes of an [`Extent`] are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExtentKind {
     /// Nothing is stored; reads as zeros.
     Hole,

@@ -110,6 +110,11 @@ impl Inspect {
         self.filesystem.super_block()
     }
 
+    /// Returns the generation of the last commit.
+    pub fn committed_generation(&self) -> Generation {
+        self.filesystem.forest().committed_generation()
+    }
+
     /// Returns every superblock copy that fits on each device, device by device.
     pub fn super_copies(&self) -> Vec<SuperCopy> {
         let mut copies = Vec::new();

@@ -137,11 +137,24 @@ fn found(case: &Case) -> Result<(), Failed> {
     if &have - &stray != &want - &stray {
         return Err(format!("want {want:?}, have {have:?}\n{}", listed(&report)).into());
     }
+    sealed_files_are_whole(case, &image, &report)?;
     let again = run_check(&image, 2);
     if again.findings != report.findings {
         return Err(format!("with two threads:\n{}", listed(&again)).into());
     }
     Ok(())
+}
+
+/// A report has the sealed files whose data can be verified, and no others.
+fn sealed_files_are_whole(case: &Case, image: &TestImage, report: &Report) -> Result<(), Failed> {
+    if !matches!(case.volume, Volume::Sealed) {
+        return Ok(());
+    }
+    let damages = [Kind::VerityItems, Kind::VerityDescriptor];
+    let is_whole = !case.want.iter().any(|kind| damages.contains(kind));
+    let (files, ino) = (&report.sealed_files, image.ino(TreeId::FS, "a"));
+    let is_there = files.iter().any(|file| (file.tree, file.ino) == (TreeId::FS.0, ino));
+    if is_there == is_whole { Ok(()) } else { Err(format!("{files:?}").into()) }
 }
 
 fn image_of(case: &Case) -> &'static [u8] {

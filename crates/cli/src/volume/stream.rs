@@ -12,7 +12,7 @@
 //!    one command besides the caches of a volume. The volume is never larger than the space that is
 //!    free for the temporary file, so that a stream which decompresses to more ends with no space,
 //!    nor than a file may be.
-//! 4. The time is bounded, too: a stream that seals far more than it has is refused.
+//! 4. The time is bounded, too: streams that seal far more than all of them have are refused.
 //! 5. The volume is opened for reading only, and commands that change a volume refuse a stream.
 
 use std::fs::File;
@@ -22,7 +22,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use butternut::device::{Alignment, Counters, Device, DeviceError, FileDevice, OpenDevice};
-use butternut::receive::{SEALED_BYTES_FIELD, StreamEnd, StreamReader};
+use butternut::receive::{
+    HASHES_BYTES_FIELD, SEALED_BYTES_FIELD, SealLimits, StreamEnd, StreamReader,
+};
 use butternut::{DevicePath, Error, Filesystem, MountOptions, Subvolume};
 use butternut_format::stream::STREAM_MAGIC;
 use butternut_mkfs::MkfsOptions;
@@ -111,8 +113,9 @@ pub(crate) fn filesystem(arg: &VolumeArg, options: &MountOptions) -> Result<File
     let devices = || vec![Arc::clone(&device)];
     let writing = options.clone().subvolume(Subvolume::Default).read_only(false).commit_seconds(0);
     let receiver = Filesystem::open_devices(devices(), &writing).map_err(|error| failed(&error))?;
+    let seals = SealLimits::default();
     for stream in &arg.devices {
-        if let Err(failure) = receive(&receiver, stream) {
+        if let Err(failure) = receive(&receiver, stream, &seals) {
             receiver.abandon();
             return Err(failure);
         }
@@ -124,10 +127,15 @@ pub(crate) fn filesystem(arg: &VolumeArg, options: &MountOptions) -> Result<File
 }
 
 /// Receives one file, which may have several streams.
-fn receive(filesystem: &Filesystem, stream: &DevicePath) -> Result<(), Failure> {
+fn receive(
+    filesystem: &Filesystem,
+    stream: &DevicePath,
+    seals: &SealLimits,
+) -> Result<(), Failure> {
     let name = stream.path.display().to_string();
     let input = open(stream).map_err(|error| Failure::io(name.clone(), &error))?;
-    let mut reader = StreamReader::new(BufReader::with_capacity(INPUT_BYTES, input)).limit_seals();
+    let input = BufReader::with_capacity(INPUT_BYTES, input);
+    let mut reader = StreamReader::new(input).limit_seals(seals);
     let received = filesystem.receive(filesystem.root(), &mut reader, StreamEnd::Input);
     received.map(drop).map_err(|error| {
         let failure = Failure::of(name, &error);
@@ -141,7 +149,8 @@ fn hint(error: &Error) -> Option<&'static str> {
     if matches!(&**source, Error::Stream(refused) if refused.field() == "CLONE_UUID") {
         return Some("name the stream of that subvolume before this one, as FIRST,SECOND");
     }
-    if matches!(&**source, Error::Stream(refused) if refused.field() == SEALED_BYTES_FIELD) {
+    let fields = [SEALED_BYTES_FIELD, HASHES_BYTES_FIELD];
+    if matches!(&**source, Error::Stream(refused) if fields.contains(&refused.field())) {
         return Some("`butternut receive` seals files of any size in a volume");
     }
     if matches!(**source, Error::Exists) {

@@ -132,21 +132,22 @@ fn damaged_streams_and_mixtures_are_refused() {
 #[test]
 fn a_stream_that_seals_far_more_than_it_has_is_refused() {
     let scratch = tempfile::tempdir().unwrap();
-    let sealed = |size| {
+    let sealed_as = |name: &str, size, algorithm, block_bytes| {
         let commands = [
-            Command::Subvol { path: b"one", uuid: FIRST, ctransid: 7 },
+            Command::Subvol { path: name.as_bytes(), uuid: FIRST, ctransid: 7 },
             Command::Mkfile { path: b"file", ino: 257 },
             Command::Truncate { path: b"file", size },
             Command::EnableVerity {
                 path: b"file",
-                algorithm: 1,
-                block_bytes: 4096,
+                algorithm,
+                block_bytes,
                 salt: b"",
                 signature: b"",
             },
         ];
-        write_as(StreamVersion::Three, &scratch.path().join("sealed"), &commands)
+        write_as(StreamVersion::Three, &scratch.path().join(name), &commands)
     };
+    let sealed = |size| sealed_as("one", size, 1, 4096);
     let refused = butternut(&["ls", &sealed(1 << 48)]).failure();
     for part in [
         "command 4 at byte ",
@@ -156,6 +157,14 @@ fn a_stream_that_seals_far_more_than_it_has_is_refused() {
         assert!(refused.contains(part), "{part}: {refused}");
     }
     assert_eq!(butternut(&["ls", &sealed(64 << 20), "one"]).ok(), "file\n");
+    // The largest hashes of the smallest blocks are a sixteenth of a file, and need space.
+    let refused = butternut(&["ls", &sealed_as("two", 16 << 30, 2, 1024)]).failure();
+    assert!(refused.contains(": bytes of hashes of sealed files: have "), "{refused}");
+    // Several streams have one limit.
+    let parts = [sealed_as("three", 1200 << 20, 2, 1024), sealed_as("four", 1200 << 20, 2, 1024)];
+    let refused = butternut(&["ls", &parts.join(",")]).failure();
+    assert!(refused.contains("four: command 4 at byte "), "{refused}");
+    assert!(refused.contains(": bytes of hashes of sealed files: have "), "{refused}");
 }
 
 #[test]

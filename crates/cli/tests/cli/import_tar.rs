@@ -341,6 +341,146 @@ fn compressed_archives_are_recognized() {
 }
 
 #[test]
+fn headers_and_names_are_bounded() {
+    let volume = Volume::new();
+    volume.ok("mkdir VOL d");
+    let file = || member("f", b'0', "", b"x");
+    let global = |key: &str, bytes: usize| {
+        member("pax", b'g', "", record(key, &"v".repeat(bytes)).as_bytes())
+    };
+    let many = |header: &dyn Fn(usize) -> Vec<u8>, count: usize| {
+        let headers = (0..count).map(header);
+        archive(&headers.chain([file()]).collect::<Vec<_>>())
+    };
+    let large = "v".repeat(1 << 20);
+    let comment = |_| pax(&[("comment", &large)]);
+    refused(&volume, &many(&comment, 17), "a.tar: has headers of 16777488 bytes before it");
+    let names = |_| member("long", b'L', "", &[b'n'; 60000]);
+    refused(&volume, &many(&names, 300), "a.tar: has headers of 16800000 bytes before it");
+    let kept = |number| global(&format!("SCHILY.xattr.user.{number}"), 30000);
+    refused(&volume, &many(&kept, 3), "a.tar: has headers for all members of 90");
+    let long = "n".repeat(1 << 20);
+    for (records, flag, want) in [
+        ([("path", &long[..])], b'0', "...: has a name of 1048576 bytes, above 4095"),
+        ([("path", &long[..4096])], b'5', "...: has a name of 4096 bytes, above 4095"),
+        ([("linkpath", &long[..4096])], b'1', "a.tar: f: has a target of 4096 bytes, above"),
+        ([("linkpath", &long[..4096])], b'2', "a.tar: f: has a target of 4096 bytes, above"),
+    ] {
+        let bytes = archive(&[pax(&records), member("f", flag, "", b"")]);
+        fs::write(volume.dir.path().join("a.tar"), bytes).unwrap();
+        let message = volume.failure("import --tar VOL a.tar /d");
+        assert!(message.contains(want) && message.len() < 1000, "{message}");
+    }
+    // What is not kept has no limit, and neither have headers that replace one another.
+    let system = |number| global(&format!("SCHILY.xattr.system.{number}"), 60000);
+    let same = |_| global("SCHILY.xattr.user.a", 9000);
+    let deep = format!("{}f", "a/".repeat(2046));
+    for (bytes, path) in [
+        (many(&system, 20), "d/f"),
+        (many(&same, 20), "d/f"),
+        (archive(&[pax(&[("path", &deep)]), file()]), &format!("d/{deep}")[..]),
+    ] {
+        fs::write(volume.dir.path().join("a.tar"), bytes).unwrap();
+        volume.ok("import --tar VOL a.tar /d");
+        assert_eq!(volume.cat(path), b"x");
+        volume.ok("rm -r VOL d");
+        volume.ok("mkdir VOL d");
+    }
+}
+
+#[test]
+fn members_that_no_kernel_makes_are_refused() {
+    let volume = Volume::new();
+    volume.ok("mkdir VOL d");
+    let file = || member("f", b'0', "", b"x");
+    let with = |key, value| archive(&[pax(&[(key, value)]), file()]);
+    let directory = || member("f/", b'5', "", b"");
+    for (bytes, want) in [
+        (with("uid", "4294967295"), "a.tar: f: has the owner 4294967295, which no file can have"),
+        (with("gid", "4294967295"), "a.tar: f: has the group 4294967295, which no file can have"),
+        (
+            with("SCHILY.xattr.user.", "v"),
+            "f: names or attributes cannot be read or changed: the name",
+        ),
+        (
+            archive(&[pax(&[("linkpath", "a\0b")]), member("l", b'2', "", b"")]),
+            "l: the target of a symlink has no zero byte",
+        ),
+        (
+            archive(&[directory(), file()]),
+            "a.tar: f: is a directory earlier in the archive, and not here",
+        ),
+        (
+            archive(&[member("f/x", b'0', "", b""), file()]),
+            "a.tar: f: is a directory earlier in the archive, and not here",
+        ),
+    ] {
+        refused(&volume, &bytes, want);
+    }
+    volume.ok("mkdir VOL d/f");
+    let want = "a.tar: f: is a directory in the volume, and not in the archive (remove it, or";
+    refused(&volume, &archive(&[file()]), want);
+}
+
+#[test]
+fn access_lists_that_are_left_out_are_not_read() {
+    let volume = Volume::new();
+    let records = [
+        ("SCHILY.acl.access", "user:no such user:rwx"),
+        ("SCHILY.acl.default", "what::rwx"),
+        ("SCHILY.xattr.user.a", "v"),
+    ];
+    let bytes = archive(&[pax(&records), member("f", b'0', "", b"x")]);
+    fs::write(volume.dir.path().join("a.tar"), bytes).unwrap();
+    volume.ok("import --tar --no-xattrs VOL a.tar /");
+    assert_eq!(volume.ok("getfattr VOL f"), "");
+}
+
+/// Each member gets attributes of three leaves, and metadata of 256 MiB is committed.
+#[test]
+fn a_failure_after_a_commit_says_what_is_left() {
+    let volume = Volume::new();
+    volume.ok("mkfs -q -f --size 2G VOL");
+    let global = |name: &str| {
+        let record = record(&format!("SCHILY.xattr.user.{name}"), &"v".repeat(15000));
+        member("pax", b'g', "", record.as_bytes())
+    };
+    let globals = [global("a"), global("b"), global("c")];
+    let files = (0..6000).map(|number| member(&format!("f{number}"), b'0', "", b""));
+    let bytes: Vec<Vec<u8>> = globals.into_iter().chain(files).collect();
+    fs::write(volume.dir.path().join("a.tar"), bytes.concat()).unwrap();
+    let message = volume.run("import --tar VOL a.tar /d").failure();
+    let hint = "(a part of the archive was committed before: remove it from /d)";
+    assert!(message.trim_end().ends_with(hint), "{message}");
+    assert!(volume.paths().len() > 1000);
+}
+
+#[test]
+fn compressed_archives_have_what_decompressors_skip() {
+    let volume = Volume::new();
+    let bytes = archive(&[member("file", b'0', "", &[7; 3000])]);
+    let (first, rest) = bytes.split_at(1000);
+    fs::write(volume.dir.path().join("first"), first).unwrap();
+    fs::write(volume.dir.path().join("rest"), rest).unwrap();
+    let dir = volume.dir.path().display();
+    shell(&format!(
+        r"cd {dir}; gzip first; gzip -k rest
+        (cat first.gz rest.gz; head -c 300000 /dev/zero) >padded.gz
+        (cat first.gz rest.gz; head -c 3000 /dev/zero; echo more) >followed.gz
+        cp first.gz damaged.gz; gzip -dc first.gz | cat - rest | zstd -qc >whole.zst
+        (printf '\137\052\115\030\005\0\0\0apart'; cat whole.zst) >skipped.zst"
+    ));
+    volume.ok("import --tar VOL padded.gz gz");
+    volume.ok("import --tar VOL skipped.zst zst");
+    assert_eq!(volume.paths(), ["/gz", "/gz/file", "/zst", "/zst/file"]);
+    assert_eq!(volume.cat("gz/file"), [7; 3000]);
+    let followed = volume.failure("import --tar VOL followed.gz /cut");
+    assert!(followed.starts_with("followed.gz: "), "{followed}");
+    let cut = volume.failure("import --tar VOL damaged.gz /cut");
+    assert!(cut.starts_with("damaged.gz: "), "{cut}");
+}
+
+#[test]
 fn an_interrupted_import_of_an_archive_leaves_nothing() {
     let volume = Volume::new();
     let superblock = || fs::read(&volume.image).unwrap()[65536..65536 + 4096].to_vec();

@@ -128,7 +128,7 @@ impl VerityOptions {
         self
     }
 
-    fn parameters(&self) -> Result<VerityParameters> {
+    pub(crate) fn parameters(&self) -> Result<VerityParameters> {
         if self.salt.len() > SALT_BYTES_MAX {
             return Err(Error::ArgumentTooLong { what: "a salt has at most 32 bytes" });
         }

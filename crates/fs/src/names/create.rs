@@ -66,10 +66,15 @@ impl Filesystem {
     ///
     /// # Errors
     /// As [`Filesystem::create`]; [`Error::NameTooLong`] for a target that does not fit into an
-    /// item, [`Error::NotFound`] for an empty one.
+    /// item, [`Error::NotFound`] for an empty one, [`Error::InvalidArgument`] for one with a zero
+    /// byte.
     pub fn symlink(&self, dir: FileId, name: &[u8], text: &[u8], new: &NewInode) -> Result<FileId> {
         if text.is_empty() {
             return Err(Error::NotFound);
+        }
+        if text.contains(&0) {
+            let what = "the target of a symlink has no zero byte";
+            return Err(Error::InvalidArgument { what });
         }
         let new = NewInode { permissions: 0o777, umask: 0, ..*new };
         self.make(dir, name, &new, &InodeSpec { text, ..InodeSpec::of(FileKind::Symlink) })

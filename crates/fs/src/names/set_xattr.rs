@@ -28,6 +28,9 @@ const ITEMS_OF_XATTR: u32 = 3;
 /// The namespace of attributes that need only write permission.
 const USERS: &[u8] = b"user.";
 
+/// Namespaces, which are no names of attributes.
+const NAMESPACES: [&[u8]; 4] = [USERS, b"trusted.", b"security.", PROPERTIES];
+
 /// An attribute as it is to be stored, and the inode item afterwards.
 struct Planned {
     inode: Inode,
@@ -152,6 +155,10 @@ impl Filesystem {
 
 fn plan_set(inode: &Inode, name: &[u8], value: &[u8]) -> Result<Planned> {
     let mut planned = Planned { inode: *inode, value: Some(value.to_vec()) };
+    if NAMESPACES.contains(&name) {
+        let what = "the name of an attribute is more than its namespace";
+        return Err(NamesError::Invalid { what }.into());
+    }
     match name {
         ACCESS_ACL | DEFAULT_ACL => {
             require_acls(inode)?;

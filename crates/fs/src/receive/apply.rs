@@ -44,9 +44,6 @@ pub(super) struct Receiver<'a, 'r> {
     /// A server receives, for the programs of a mount.
     serving: Option<ReceiveServing<'a>>,
     limits: Limits,
-    /// Bytes of the commands, and of the files that they have sealed.
-    stream_bytes: u64,
-    sealed_bytes: u64,
 }
 
 /// The subvolume that the commands change.
@@ -93,8 +90,6 @@ impl<'a, 'r> Receiver<'a, 'r> {
             progress,
             serving,
             limits,
-            stream_bytes: 0,
-            sealed_bytes: 0,
         }
     }
 
@@ -107,7 +102,7 @@ impl<'a, 'r> Receiver<'a, 'r> {
     /// Applies a command of the stream that has `bytes` bytes, or skips it where the subvolume has
     /// its effects. `checksum` is its stored checksum.
     pub(super) fn next(&mut self, command: &Command<'_>, checksum: u32, bytes: u64) -> Result<()> {
-        self.stream_bytes = self.stream_bytes.saturating_add(bytes);
+        self.limits.add_stream(bytes);
         let begins = matches!(command, Command::Subvol { .. } | Command::Snapshot { .. });
         if begins || *command == Command::End {
             self.is_present = false;
@@ -597,8 +592,9 @@ impl<'a, 'r> Receiver<'a, 'r> {
         let options = VerityOptions::default().hash(hash).block_bytes(block_bytes);
         let options = options.salt(salt).signature(signature);
         let file = self.filesystem.open_file(self.inode(path)?)?;
-        self.sealed_bytes = self.sealed_bytes.saturating_add(file.len());
-        self.limits.check_seals(self.sealed_bytes, self.stream_bytes).map_err(Error::Stream)?;
+        let (bytes, parameters) = (file.len(), options.parameters()?);
+        let hashes_bytes = parameters.shape(bytes).map_or(u64::MAX, |shape| shape.bytes());
+        self.limits.add_seal(bytes, hashes_bytes).map_err(Error::Stream)?;
         let goes_on = self.goes_on();
         let sealed = file.enable_verity_while(&options, &goes_on);
         check(&goes_on)?;

@@ -263,6 +263,21 @@ fn the_compression_property_has_no_effect_on_symlinks_and_fifos() {
     volume.reopen(fs);
 }
 
+/// As in the kernel. Such a name that another program has written can be removed.
+#[test]
+fn a_namespace_is_no_name_of_an_attribute() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let id = file(&fs, b"file", 0o644);
+    for name in [&b"user."[..], b"trusted.", b"security.", b"btrfs."] {
+        let set = fs.set_xattr(id, name, b"value", SetXattr::Either);
+        assert_eq!(set.unwrap_err().errno(), 22, "{}", name.escape_ascii());
+    }
+    assert_eq!(fs.remove_xattr(id, b"user.").unwrap_err().errno(), 61);
+    assert!(fs.xattr_names(id).unwrap().is_empty());
+    volume.reopen(fs);
+}
+
 /// Every n-th reservation fails, for each n: a call either makes all of its changes or none.
 #[test]
 fn a_size_and_other_attributes_are_set_atomically() {

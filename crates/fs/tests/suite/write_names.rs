@@ -67,6 +67,7 @@ fn invalid_names_are_refused() {
     assert_eq!(errno(fs.create(root, b"a/b", &new(0o644))), 22);
     assert_eq!(errno(fs.create(file, b"a", &new(0o644))), 20);
     assert_eq!(errno(fs.symlink(root, b"l", &[b'x'; 4096], &new(0))), 36);
+    assert_eq!(errno(fs.symlink(root, b"l", b"a\0b", &new(0))), 22);
     fs.create(root, &[b'x'; 255], &new(0o644)).unwrap();
     let unlink = |name: &[u8]| fs.unlink(root, name).unwrap_err().errno();
     assert_eq!(unlink(b"none"), 2);

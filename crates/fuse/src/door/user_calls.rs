@@ -43,8 +43,9 @@ const CALLS_OF_USER_MAX: usize = 16;
 const LONG_CALLS_MAX: usize = 4;
 const LONG_CALLS_OF_USER_MAX: usize = 2;
 /// The same of seals of large files. A sparse file needs no space, so a seal may take days,
-/// whatever its user may store; it has a few MiB of memory.
-const LONG_SEALS_MAX: usize = 16;
+/// whatever its user may store; it has a few MiB of memory. One user has one, and so many run that
+/// users with a few user ids are no obstacle to the first seal of another.
+const LONG_SEALS_MAX: usize = 64;
 const LONG_SEALS_OF_USER_MAX: usize = 1;
 
 /// The size of the largest file whose seal is a short call. A deduplication reads as much.
@@ -202,6 +203,17 @@ mod tests {
         assert!(runs(7, 0) && !runs(7, 1) && !runs(7, 2) && runs(8, 3));
         assert!(calls.interrupt(2).is_some());
         assert_eq!(calls.finish(7).map(|(user, _)| user), Some(7));
+    }
+
+    #[test]
+    fn users_with_some_user_ids_do_not_delay_the_long_seal_of_another() {
+        let calls = UserCalls::of_long_seals();
+        let ids = 100..100 + LONG_SEALS_MAX as u32;
+        let runs = |user: u32| calls.begin(user, user.into(), call()).is_some();
+        let (of_one, others) = (ids.clone().take(32), ids.skip(32));
+        assert!(of_one.into_iter().all(|user| runs(user)));
+        assert!(others.into_iter().all(|user| runs(user)));
+        assert!(!runs(1000), "the number of threads is bounded");
     }
 
     #[test]

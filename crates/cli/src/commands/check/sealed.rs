@@ -4,107 +4,111 @@
 //! the descriptor. Of a mounted volume, the process of the mount keeps what the last commit refers
 //! to meanwhile.
 //!
-//! Data that does not match a checksum of the volume is left out, and so are files whose items the
-//! checker has found damaged: it has reported them. A file may claim more of such data than a
-//! volume can have, so all that is left out is bounded, and what is beyond that is a finding.
-//!
-//! What cannot be verified in one subvolume or file does not end the verification of the others.
+//! 1. The files are those whose items the checker has found whole: the volume has all hashes of
+//!    such a file, so its size is bounded by what the volume has. Damaged items of other files are
+//!    findings of the checker. A file of several snapshots that has the same descriptor and the
+//!    same extents in all of them is read once.
+//! 2. Data that does not match a checksum of the volume is left out: the checker has reported it.
+//!    What follows is left out, too, up to as many bytes as could not be read before it, so an
+//!    extent of any size that a damaged volume claims takes few reads.
+//! 3. What cannot be verified in one file does not end the verification of the others.
 
-use std::ops::ControlFlow;
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use butternut::device::Device;
-use butternut::format::key::{ItemType, Key};
-use butternut::format::units::TreeId;
-use butternut::inspect::TreeSearch;
-use butternut::{Error, File, FileError, FileId, Filesystem, MountOptions, Result, TOP_LEVEL};
+use butternut::{Error, ExtentKind, File, FileError, FileId, Filesystem, MountOptions, Result};
 use butternut_check::{CheckOptions, Finding, Kind, Report};
 
 use crate::args::GlobalArgs;
 use crate::failure::chain;
 
-/// Bytes that are read at a time.
+/// Maximum number of bytes that are read at a time.
 const PART_BYTES: usize = 1 << 20;
-/// What is skipped behind a byte that cannot be read: the largest block that is hashed.
-const BLOCK_BYTES: u64 = 4096;
+/// What is read behind a byte that cannot be read, and skipped at least: the largest block that is
+/// hashed.
+const BLOCK_BYTES: usize = 4096;
 
 /// Adds what the sealed files of a volume have to a report, if it has any.
 pub(super) fn check(global: &GlobalArgs, devices: Vec<Arc<dyn Device>>, report: &mut Report) {
+    if report.sealed_files.is_empty() {
+        return;
+    }
     // As the checker, which reads the last commit.
     let options = MountOptions::default().degraded(global.degraded).ignore_log(true);
-    let checked = Filesystem::open_devices(devices, &options)
-        .and_then(|filesystem| check_filesystem(&filesystem, report));
-    if let Err(error) = checked {
+    match Filesystem::open_devices(devices, &options) {
+        Ok(filesystem) => check_files(&filesystem, report),
         // The checker has said what is wrong with the volume.
-        report.notes.push(format!("sealed files are not verified: {}", chain(&error)));
+        Err(error) => {
+            report.notes.push(format!("sealed files are not verified: {}", chain(&error)));
+        }
     }
     report.findings.sort();
 }
 
-fn check_filesystem(filesystem: &Filesystem, report: &mut Report) -> Result<()> {
-    let mut skips_left = filesystem.inspect().super_block().raw().total_bytes.get() / BLOCK_BYTES;
-    let subvolumes = filesystem.subvolumes()?;
-    let kept = subvolumes.iter().filter(|info| info.id != TOP_LEVEL && !info.deleted);
-    for subvolume in [TOP_LEVEL].into_iter().chain(kept.map(|info| info.id)) {
-        let files = match described(filesystem, subvolume) {
-            Ok(files) => files,
-            Err(error) => {
-                add_to(report, format!("tree {subvolume}"), "sealed files".to_owned(), &error);
-                continue;
+fn check_files(filesystem: &Filesystem, report: &mut Report) {
+    let mut seen = HashSet::new();
+    for sealed in std::mem::take(&mut report.sealed_files) {
+        let id = FileId::new(sealed.tree, sealed.ino);
+        match filesystem.open_file(id) {
+            Ok(file) if contents_of(&file).is_none_or(|contents| seen.insert(contents)) => {
+                check_file(&file, report);
             }
-        };
-        for id in files {
-            match filesystem.open_file(id) {
-                Ok(file) => check_file(&file, &mut skips_left, report),
-                Err(error) => add(report, id, None, &error),
-            }
+            Ok(_) => {}
+            Err(error) => add(report, id, None, &error),
         }
     }
-    Ok(())
 }
 
-/// Returns the files of a subvolume that have a descriptor.
-fn described(filesystem: &Filesystem, subvolume: u64) -> Result<Vec<FileId>> {
-    let search = TreeSearch {
-        tree: TreeId(subvolume),
-        keys: Key::default()..=Key::new(u64::MAX, ItemType(u8::MAX), u64::MAX),
-        generations: 0..=u64::MAX,
-    };
-    let mut found = Vec::new();
-    filesystem.inspect().search(&search, &mut |item| {
-        let key = item.key;
-        if key.item_type == ItemType::VERITY_DESC_ITEM && key.offset == 0 {
-            found.push(FileId::new(subvolume, key.objectid));
-        }
-        ControlFlow::Continue(())
-    })?;
-    Ok(found)
+/// Returns a hash of what the data of a file depends on. `None` if it cannot be read, or if the
+/// data is in the items of the file.
+fn contents_of(file: &File) -> Option<u64> {
+    let mut hasher = DefaultHasher::new();
+    file.measure_verity().ok()?.digest.hash(&mut hasher);
+    for extent in file.extents(0..file.len()) {
+        let extent = extent.ok().filter(|it| !matches!(it.kind, ExtentKind::Inline { .. }))?;
+        extent.hash(&mut hasher);
+    }
+    Some(hasher.finish())
 }
 
-/// Reads a file, and reports its first block that does not agree. Leaves at most `skips_left`
-/// blocks out that the checker has reported.
-fn check_file(file: &File, skips_left: &mut u64, report: &mut Report) {
+/// Reads a file, and reports its first block that does not agree.
+fn check_file(file: &File, report: &mut Report) {
     if matches!(file.measure_verity(), Err(Error::NotSealed)) {
         return;
     }
+    let read = verify(file.len(), &mut |at, part| file.read_uncached(at, part));
+    if let Err((at, error)) = read {
+        add(report, file.id(), Some(at), &error);
+    }
+}
+
+/// Reads a file of `len` bytes in parts, except for data that the checker has reported (law 2).
+///
+/// # Errors
+/// Where the first byte is that cannot be read for another reason, and the error.
+fn verify(
+    len: u64,
+    read: &mut dyn FnMut(u64, &mut [u8]) -> Result<usize>,
+) -> std::result::Result<(), (u64, Error)> {
     let mut part = vec![0; PART_BYTES];
-    let mut at = 0;
-    while at < file.len() {
-        match file.read_uncached(at, &mut part) {
-            Ok(0) => return,
-            Ok(read) => at += read as u64,
-            Err(Error::File(FileError::Data { .. } | FileError::NoChecksum { .. }))
-                if *skips_left > 0 =>
-            {
-                *skips_left -= 1;
-                at = (at / BLOCK_BYTES + 1) * BLOCK_BYTES;
+    let (mut at, mut bytes, mut skipped) = (0_u64, PART_BYTES, BLOCK_BYTES as u64);
+    while at < len {
+        match read(at, &mut part[..bytes]) {
+            Ok(0) => break,
+            Ok(read) => {
+                at += read as u64;
+                (bytes, skipped) = (PART_BYTES.min(2 * bytes), BLOCK_BYTES as u64);
             }
-            Err(error) => {
-                add(report, file.id(), Some(at), &error);
-                return;
+            Err(Error::File(FileError::Data { .. } | FileError::NoChecksum { .. })) => {
+                at = (at - at % BLOCK_BYTES as u64).saturating_add(skipped);
+                (bytes, skipped) = (BLOCK_BYTES, skipped.saturating_mul(2));
             }
+            Err(error) => return Err((at, error)),
         }
     }
+    Ok(())
 }
 
 fn add(report: &mut Report, id: FileId, offset: Option<u64>, error: &Error) {
@@ -144,7 +148,8 @@ fn is_of_items(found: &Finding, place: &str) -> bool {
 mod tests {
     use super::*;
     use butternut::device::MemoryDevice;
-    use butternut::{NewInode, VerityOptions};
+    use butternut::format::units::{Ino, TreeId};
+    use butternut::{NewInode, SnapshotAccess, VerityOptions};
     use butternut_mkfs::MkfsOptions;
 
     fn volume() -> Vec<Arc<dyn Device>> {
@@ -158,6 +163,30 @@ mod tests {
         Filesystem::open_devices(devices.to_vec(), &options).expect("a volume")
     }
 
+    /// Makes the file `kept/file` in a subvolume, and seals it.
+    fn seal(filesystem: &Filesystem, bytes: &[u8]) {
+        filesystem.create_subvolume(filesystem.root(), b"kept", &NewInode::new(0o755)).unwrap();
+        let file = filesystem.create_path(b"kept/file", &NewInode::new(0o644)).unwrap();
+        file.write_all_at(0, bytes).unwrap();
+        let id = file.id();
+        drop(file);
+        let sealed = filesystem.open_file(id).unwrap();
+        sealed.enable_verity(&VerityOptions::default()).expect("a file without writers");
+    }
+
+    /// Returns the report on a volume, and the number of bytes that were read of its sealed files.
+    fn checked(devices: &[Arc<dyn Device>]) -> (Report, u64) {
+        let options = CheckOptions { threads: 1, ..CheckOptions::default() };
+        let mut report = butternut_check::check(devices.to_vec(), &options).expect("a volume");
+        let options = MountOptions::default().ignore_log(true);
+        let filesystem = Filesystem::open_devices(devices.to_vec(), &options).expect("a volume");
+        let read = || devices[0].counters().now().read_bytes;
+        let before = read();
+        check_files(&filesystem, &mut report);
+        let bytes = read() - before;
+        (report, bytes)
+    }
+
     /// A deleted subvolume, which cannot be read, is before the one with the sealed file.
     #[test]
     fn a_deleted_subvolume_does_not_hide_damage_in_others() {
@@ -165,25 +194,78 @@ mod tests {
         let filesystem = open(&devices);
         let (root, new) = (filesystem.root(), NewInode::new(0o755));
         let deleted = filesystem.create_subvolume(root, b"deleted", &new).expect("a name");
-        filesystem.create_subvolume(root, b"kept", &new).expect("a name");
-        let file = filesystem.create_path(b"kept/file", &NewInode::new(0o644)).expect("a name");
         let bytes = b"what is sealed, and lies on the medium once".repeat(2000);
-        file.write_all_at(0, &bytes).expect("space");
-        let id = file.id();
-        drop(file);
-        let sealed = filesystem.open_file(id).expect("a file");
-        sealed.enable_verity(&VerityOptions::default()).expect("a file without writers");
-        drop(sealed);
+        seal(&filesystem, &bytes);
         filesystem.sync().expect("a commit");
         filesystem.delete_subvolume(root, b"deleted").expect("an empty subvolume");
         filesystem.sync().expect("a commit");
         assert!(filesystem.subvolume(deleted).is_ok_and(|info| info.deleted));
         drop(filesystem);
 
-        let mut report = Report::default();
-        let options = MountOptions::default().ignore_log(true);
-        let filesystem = Filesystem::open_devices(devices, &options).expect("a volume");
-        check_filesystem(&filesystem, &mut report).expect("no error that ends the verification");
+        let (report, read) = checked(&devices);
         assert!(report.findings.is_empty() && report.notes.is_empty(), "{report:?}");
+        assert!(read >= bytes.len() as u64, "the file was read");
+    }
+
+    #[test]
+    fn a_file_that_snapshots_share_is_read_once() {
+        let devices = volume();
+        let filesystem = open(&devices);
+        let bytes = vec![7; 8 << 20];
+        seal(&filesystem, &bytes);
+        let (root, new) = (filesystem.root(), SnapshotAccess::ReadOnly);
+        let kept = filesystem.lookup(root, b"kept").unwrap().subvolume_id();
+        for name in [b"1", b"2", b"3", b"4", b"5", b"6"] {
+            filesystem.snapshot(kept, root, name, new).unwrap();
+        }
+        filesystem.sync().expect("a commit");
+        drop(filesystem);
+        let (report, read) = checked(&devices);
+        assert!(report.findings.is_empty() && report.notes.is_empty(), "{report:?}");
+        let bytes = bytes.len() as u64;
+        assert!((bytes..2 * bytes).contains(&read), "{read}");
+    }
+
+    fn no_data(offset: u64) -> Error {
+        let logical = butternut::format::units::Logical(0);
+        let (tree, ino) = (TreeId(5), Ino(257));
+        Error::File(FileError::NoChecksum { tree, ino, offset, logical })
+    }
+
+    #[test]
+    fn an_extent_of_any_size_without_data_takes_few_reads() {
+        let mut reads = 0;
+        let verified = verify(1 << 62, &mut |at, _| {
+            reads += 1;
+            Err(no_data(at))
+        });
+        assert!(verified.is_ok() && reads < 64, "{reads}");
+    }
+
+    #[test]
+    fn data_beside_damage_is_read() {
+        const BLOCK: u64 = BLOCK_BYTES as u64;
+        let len = 8 << 20;
+        let is_damaged = |at: u64| (at / BLOCK).is_multiple_of(5);
+        let (mut good, mut asked) = (0, 0);
+        let verified = verify(len, &mut |at, part| {
+            asked += part.len() as u64;
+            let end = (at + part.len() as u64).min(len);
+            let mut blocks = (at / BLOCK..end.div_ceil(BLOCK)).map(|block| block * BLOCK);
+            let read = blocks.find(|at| is_damaged(*at)).unwrap_or(end).saturating_sub(at);
+            good += read;
+            if read == 0 { Err(no_data(at)) } else { Ok(read as usize) }
+        });
+        assert!(verified.is_ok());
+        assert_eq!(
+            good,
+            (0..len / BLOCK).filter(|at| !is_damaged(at * BLOCK)).count() as u64 * BLOCK
+        );
+        assert!(asked < 4 * len, "{asked}");
+        let verified = verify(len, &mut |at, part| match at {
+            0 => Ok(part.len()),
+            _ => Err(Error::NotSealed),
+        });
+        assert!(matches!(verified, Err((at, Error::NotSealed)) if at == PART_BYTES as u64));
     }
 }

@@ -6,7 +6,8 @@
 //!    overwritten, but directories get the attributes that the archive has for them.
 //! 3. Owners are the numbers in the archive, since the names are those of another machine.
 //! 4. An archive that is damaged or ends too early leaves the volume unchanged, as does every
-//!    failure of an import.
+//!    failure of an import. Changes are kept only if the library had to commit early, and the
+//!    message says so.
 //!
 //! `input` decompresses, `reader` reads the members, with `records`, `acl` and `sparse` for parts
 //! of their headers, and `extract` creates them.
@@ -25,7 +26,7 @@ use super::super::transaction::{Transaction, failed};
 use super::create::Rules;
 use super::described;
 use crate::args::{GlobalArgs, ImportArgs};
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::output::size::{Units, pretty};
 use crate::output::{Output, stderr_line, text};
 use extract::{Extract, PERMISSIONS};
@@ -59,12 +60,18 @@ pub(super) fn run(global: &GlobalArgs, args: &ImportArgs, out: &mut Output) -> O
     let options = &args.import_options;
     let rules = Rules { no_owner: options.no_owner, epoch: None };
     let progress = Progress::new(global);
-    let mut reader = Reader::new(input, shown);
-    let mut extract = Extract::new(fs, rules, !options.no_xattrs, &progress, (root, generation));
+    let committed = fs.inspect().committed_generation();
+    let mut reader = Reader::new(input, shown, !options.no_xattrs);
+    let mut extract = Extract::new(fs, rules, &progress, (root, generation));
     let extracted = extract.run(&mut reader);
     progress.finish();
     let (counts, is_full) = (extract.counts, extract.is_full);
-    extracted.map_err(|failure| if is_full { full(failure, free_bytes) } else { failure })?;
+    extracted.map_err(|failure| {
+        let is_kept = fs.inspect().committed_generation() > committed;
+        let full = is_full.then(|| full(free_bytes));
+        let hints: Vec<_> = full.into_iter().chain(is_kept.then(|| kept(&dest))).collect();
+        failure.hint_if((!hints.is_empty()).then(|| hints.join("; ")))
+    })?;
     transaction.record("made", &dest);
     if global.verbose && !global.json {
         stderr_line(&described(&dest, counts));
@@ -72,10 +79,15 @@ pub(super) fn run(global: &GlobalArgs, args: &ImportArgs, out: &mut Output) -> O
     transaction.finish(global, out, |object| counts.put_into(object))
 }
 
-fn full(failure: Failure, free_bytes: u64) -> Failure {
+fn full(free_bytes: u64) -> String {
     let free = pretty(free_bytes, Units::Binary);
-    failure.hint(format!(
+    format!(
         "the archive needs more than the {free} that were free; remove files, or extend the \
          volume with `butternut filesystem resize`"
-    ))
+    )
+}
+
+/// What is left of an import that fails after the library had to commit.
+fn kept(dest: &[u8]) -> String {
+    format!("a part of the archive was committed before: remove it from {}", text::escaped(dest))
 }

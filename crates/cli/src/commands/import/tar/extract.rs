@@ -31,7 +31,6 @@ const SET_GROUP_ID: u32 = 0o2000;
 
 pub(super) struct Extract<'a> {
     create: Create<'a>,
-    xattrs: bool,
     progress: &'a Progress,
     root: FileId,
     /// Inodes of later generations were made by this import.
@@ -56,13 +55,11 @@ impl<'a> Extract<'a> {
     pub(super) fn new(
         filesystem: &'a Filesystem,
         rules: Rules,
-        xattrs: bool,
         progress: &'a Progress,
         (root, generation): (FileId, u64),
     ) -> Self {
         Self {
             create: Create { filesystem, rules },
-            xattrs,
             progress,
             root,
             generation,
@@ -76,10 +73,7 @@ impl<'a> Extract<'a> {
 
     /// Creates all members.
     pub(super) fn run<R: Read>(&mut self, reader: &mut Reader<R>) -> Result<(), Failure> {
-        while let Some(mut member) = reader.next()? {
-            if !self.xattrs {
-                member.attributes.xattrs.clear();
-            }
+        while let Some(member) = reader.next()? {
             self.member(reader, &member)?;
         }
         self.set_times().map_err(|error| self.failed(b"/", &error))
@@ -110,6 +104,9 @@ impl<'a> Extract<'a> {
             if is_directory && stat.kind == FileKind::Directory {
                 return self.directory(stat.id, member);
             }
+            if stat.kind == FileKind::Directory && stat.generation > self.generation {
+                return Err(reader.failed("is a directory earlier in the archive, and not here"));
+            }
             if stat.kind == FileKind::Directory {
                 return Err(reader
                     .failed("is a directory in the volume, and not in the archive")
@@ -134,7 +131,7 @@ impl<'a> Extract<'a> {
         self.replace(existing.as_ref(), parent.id, name, member)?;
         if is_directory {
             let new = self.create.new_inode(&member.attributes, member.attributes.permissions);
-            let id = self.make_directory(&parent, name, &new, &member.name)?;
+            let id = self.make_directory(parent.id, name, &new, &member.name)?;
             return self.directory(id, member);
         }
         self.file(&parent, name, member, reader)
@@ -227,12 +224,12 @@ impl<'a> Extract<'a> {
 
     fn make_directory(
         &mut self,
-        parent: &Parent,
+        dir: FileId,
         name: &[u8],
         new: &NewInode,
         path: &[u8],
     ) -> Result<FileId, Failure> {
-        let made = self.create.filesystem.mkdir(parent.id, name, new);
+        let made = self.create.filesystem.mkdir(dir, name, new);
         let id = made.map_err(|error| self.failed(path, &error))?;
         self.counts.directories += 1;
         Ok(id)
@@ -258,30 +255,29 @@ impl<'a> Extract<'a> {
         if let Some(parent) = self.parent.as_ref().filter(|parent| parent.path == path) {
             return Ok(parent.clone());
         }
-        let mut parent = self.parent_at(self.root, Vec::new())?;
+        let mut id = self.root;
+        let (mut is_inherited, mut end) = (self.is_inherited(id, b"")?, 0);
         for name in names {
             let fs = self.create.filesystem;
-            let path = if parent.path.is_empty() {
-                name.to_vec()
-            } else {
-                text::joined(&parent.path, name)
-            };
-            let id = match fs.lookup(parent.id, name).and_then(|id| fs.stat(id)) {
+            end += usize::from(end > 0) + name.len();
+            let path = &path[..end];
+            id = match fs.lookup(id, name).and_then(|id| fs.stat(id)) {
                 Ok(stat) if stat.kind == FileKind::Directory => stat.id,
-                Ok(stat) => return Err(not_directory(stat.kind, &path, reader)),
+                Ok(stat) => return Err(not_directory(stat.kind, path, reader)),
                 Err(Error::NotFound) => {
                     let new = NewInode::new(PERMISSIONS);
-                    self.touch_at(parent.id, &path)?;
-                    let id = self.make_directory(&parent, name, &new, &path)?;
-                    if parent.is_inherited {
-                        self.make_plain(id, &path)?;
+                    self.touch_at(id, path)?;
+                    let made = self.make_directory(id, name, &new, path)?;
+                    if is_inherited {
+                        self.make_plain(made, path)?;
                     }
-                    id
+                    made
                 }
-                Err(error) => return Err(self.failed(&path, &error)),
+                Err(error) => return Err(self.failed(path, &error)),
             };
-            parent = self.parent_at(id, path)?;
+            is_inherited = self.is_inherited(id, path)?;
         }
+        let parent = Parent { path, id, is_inherited };
         self.parent = Some(parent.clone());
         Ok(parent)
     }
@@ -306,7 +302,8 @@ impl<'a> Extract<'a> {
         plain().map_err(|error| self.failed(path, &error))
     }
 
-    fn parent_at(&mut self, id: FileId, path: Vec<u8>) -> Result<Parent, Failure> {
+    /// Returns whether entries may inherit something from a directory.
+    fn is_inherited(&mut self, id: FileId, path: &[u8]) -> Result<bool, Failure> {
         let fs = self.create.filesystem;
         let is_inherited = || -> butternut::Result<bool> {
             let stat = fs.stat(id)?;
@@ -316,10 +313,7 @@ impl<'a> Extract<'a> {
             let names = fs.xattr_names(id)?;
             Ok(names.iter().any(|name| INHERITED_XATTRS.contains(&name.as_slice())))
         };
-        match is_inherited() {
-            Ok(is_inherited) => Ok(Parent { path, id, is_inherited }),
-            Err(error) => Err(self.failed(&path, &error)),
-        }
+        is_inherited().map_err(|error| self.failed(path, &error))
     }
 
     /// Finds the file that a hard link is another name of.

@@ -1,12 +1,12 @@
 //! The bytes of an archive: from a file or stdin, decompressed if they are compressed with gzip or
-//! zstd. The other compressions are recognized, and refused with the command that decompresses
-//! them.
+//! zstd. Zeros behind the data of gzip, as tapes have them, are ignored, as gzip does. The other
+//! compressions are recognized, and refused with the command that decompresses them.
 
 use std::fs::File;
-use std::io::{self, BufReader, Cursor, IsTerminal, Read};
+use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, IsTerminal, Read};
 use std::path::Path;
 
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 
 use crate::failure::Failure;
 use crate::output::text;
@@ -21,6 +21,8 @@ const REFUSED: [(&[u8], &str, &str); 5] = [
 ];
 const GZIP: &[u8] = b"\x1f\x8b";
 const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd";
+/// The first bytes of a frame that decoders of zstd skip, behind a byte from 0x50 to 0x5f.
+const SKIPPED: &[u8] = b"\x2a\x4d\x18";
 const MAGIC_BYTES: usize = 6;
 const BUFFER_BYTES: usize = 256 << 10;
 
@@ -54,10 +56,14 @@ fn decompressed(mut from: impl Read + 'static, shown: &str) -> Result<Box<dyn Re
             "decompress it: `{program} ARCHIVE | butternut import --tar VOLUME - PATH`"
         )));
     }
-    let (is_gzip, is_zstd) = (magic.starts_with(GZIP), magic.starts_with(ZSTD));
+    let is_gzip = magic.starts_with(GZIP);
+    let is_skipped = magic.first().is_some_and(|byte| byte & 0xf0 == 0x50)
+        && magic.get(1..).is_some_and(|rest| rest.starts_with(SKIPPED));
+    let is_zstd = magic.starts_with(ZSTD) || is_skipped;
     let whole = BufReader::with_capacity(BUFFER_BYTES, Cursor::new(magic).chain(from));
     if is_gzip {
-        return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(whole))));
+        let members = GzipMembers(Some(GzDecoder::new(whole)));
+        return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, members)));
     }
     if is_zstd {
         // Its window is limited to 128 MiB.
@@ -65,4 +71,40 @@ fn decompressed(mut from: impl Read + 'static, shown: &str) -> Result<Box<dyn Re
         return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder)));
     }
     Ok(Box::new(whole))
+}
+
+/// Decompresses the members of data of gzip, which follow one another. `None` at the end.
+struct GzipMembers<R>(Option<GzDecoder<R>>);
+
+impl<R: BufRead> Read for GzipMembers<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.0 {
+            let read = member.read(buffer)?;
+            if read > 0 || buffer.is_empty() {
+                return Ok(read);
+            }
+            if skip_zeros(member.get_mut())? {
+                self.0 = None;
+            } else {
+                self.0 = self.0.take().map(|member| GzDecoder::new(member.into_inner()));
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Skips zeros. Returns whether nothing follows them.
+fn skip_zeros(from: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = match from.fill_buf() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            filled => filled?,
+        };
+        let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+        let (is_end, is_more) = (bytes.is_empty(), zeros < bytes.len());
+        from.consume(zeros);
+        if is_end || is_more {
+            return Ok(is_end);
+        }
+    }
 }

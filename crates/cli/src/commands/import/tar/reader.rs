@@ -1,12 +1,14 @@
 //! [`Reader`]: the members of an archive, in its order: in the formats of POSIX (ustar, pax) and of
 //! GNU tar, with their long names and sparse files.
 //!
-//! 1. The archive is not trusted: headers are checked, and what is kept of a member is bounded. Its
-//!    data is read in parts.
+//! 1. The archive is not trusted: headers are checked, and what is kept of a member is bounded,
+//!    also of one with many headers, as is what is kept of the headers for all members. Its data is
+//!    read in parts.
 //! 2. An archive without its end was truncated, and is an error: what is missing cannot be known.
 //! 3. Every failure names the archive, and the member if its name is known.
 
 use std::io::{ErrorKind, Read};
+use std::sync::Arc;
 
 use ::tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
 use butternut::{FileKind, Time};
@@ -21,15 +23,18 @@ use crate::output::text;
 const BLOCK_BYTES: usize = 512;
 /// Bytes that are read at once behind the end of an archive.
 const DRAIN_BYTES: usize = 64 << 10;
-/// Maximum size of the records and names before a member; and of those for all members, which each
-/// member copies (law 1).
+/// Maximum size of the headers before a member, in all; and of what is kept of those for all
+/// members, which each member may copy (law 1).
 const RECORDS_BYTES_MAX: u64 = 16 << 20;
 const GLOBAL_BYTES_MAX: u64 = 64 << 10;
-/// Maximum length of a name: longer ones are not paths.
+/// Maximum size of the header with a name.
 const NAME_BYTES_MAX: u64 = 64 << 10;
-
-/// Namespaces of attributes that are copied, as from a directory.
-const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"btrfs."];
+/// The length at which a name is no path any more (`PATH_MAX`).
+const PATH_BYTES_MAX: usize = 4096;
+/// Longer names are shortened in messages.
+const SHOWN_BYTES_MAX: usize = 512;
+/// The user and the group id that no file has.
+const NO_ID: u32 = u32::MAX;
 
 /// Names and values of extended attributes.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
@@ -58,7 +63,7 @@ pub(super) struct Reader<R> {
     shown: String,
     /// The name of the current member, for messages.
     current: Vec<u8>,
-    globals: Records,
+    globals: Arc<Records>,
     /// Bytes of data of the current member that were not read yet, and zeros behind them.
     left: u64,
     padding: u64,
@@ -69,14 +74,18 @@ pub(super) struct Reader<R> {
 /// What precedes the header of a member.
 #[derive(Default)]
 struct Before {
+    /// The size of all headers.
+    bytes: u64,
     records: Option<Records>,
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
 }
 
 impl<R: Read> Reader<R> {
-    pub(super) fn new(from: R, shown: String) -> Self {
-        let (current, globals) = (Vec::new(), Records::default());
+    /// Without `xattrs`, extended attributes and access lists are ignored.
+    pub(super) fn new(from: R, shown: String, xattrs: bool) -> Self {
+        let globals = Records { without_xattrs: !xattrs, ..Records::default() };
+        let (current, globals) = (Vec::new(), Arc::new(globals));
         let (has_headers, has_members) = (false, false);
         Self { from, shown, current, globals, left: 0, padding: 0, has_headers, has_members }
     }
@@ -130,6 +139,10 @@ impl<R: Read> Reader<R> {
         if self.left > bytes_max {
             return Err(self.failed(format!("has a header of {} bytes", self.left)));
         }
+        before.bytes += if kind == b'g' { 0 } else { self.left };
+        if before.bytes > RECORDS_BYTES_MAX {
+            return Err(self.failed(format!("has headers of {} bytes before it", before.bytes)));
+        }
         let mut bytes = vec![0; usize::try_from(self.left).unwrap_or(0)];
         self.read_data(&mut bytes)?;
         match kind {
@@ -138,10 +151,12 @@ impl<R: Read> Reader<R> {
             _ => {
                 let failed = |part| format!("has a pax header with a damaged record: {part}");
                 if kind == b'g' {
-                    let added = self.globals.add(&bytes);
-                    return added.map_err(|part| self.failed(failed(part)));
+                    let added = Arc::make_mut(&mut self.globals).add(&bytes);
+                    added.map_err(|part| self.failed(failed(part)))?;
+                    return self.check_globals();
                 }
-                let mut records = before.records.take().unwrap_or_else(|| self.globals.clone());
+                let globals = || Records::clone(&self.globals);
+                let mut records = before.records.take().unwrap_or_else(globals);
                 records.add(&bytes).map_err(|part| self.failed(failed(part)))?;
                 before.records = Some(records);
             }
@@ -149,14 +164,35 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
+    fn check_globals(&self) -> Result<(), Failure> {
+        let bytes = self.globals.kept_bytes();
+        if bytes as u64 <= GLOBAL_BYTES_MAX {
+            return Ok(());
+        }
+        Err(self.failed(format!("has headers for all members of {bytes} bytes")))
+    }
+
+    /// Checks the length of the name of the current member, and of the name that it links to.
+    fn check_paths(&self, name: &[u8], link: &[u8]) -> Result<(), Failure> {
+        for (what, path) in [("name", name), ("target", link)] {
+            if path.len() >= PATH_BYTES_MAX {
+                let bytes = path.len();
+                return Err(self.failed(format!("has a {what} of {bytes} bytes, above 4095")));
+            }
+        }
+        Ok(())
+    }
+
     fn member(&mut self, header: &Header, stored: u64, before: Before) -> Result<Member, Failure> {
-        let mut records = before.records.unwrap_or_else(|| self.globals.clone());
-        let name = before.name.unwrap_or_else(|| name_of(header));
-        let name = records.sparse.name.take().or(records.path.take()).unwrap_or(name);
-        self.current.clone_from(&name);
+        let mut records =
+            before.records.map_or_else(|| Arc::clone(&self.globals), |records| Arc::new(records));
+        let path = records.sparse.name.as_ref().or(records.path.as_ref()).cloned();
+        let name = path.or(before.name).unwrap_or_else(|| name_of(header));
+        self.current = shortened(&name);
         self.has_members = true;
-        let link = until_zero(&header.as_old().linkname).to_vec();
-        let link = records.link_path.take().or(before.link).unwrap_or(link);
+        let link = records.link_path.clone().or(before.link);
+        let link = link.unwrap_or_else(|| until_zero(&header.as_old().linkname).to_vec());
+        self.check_paths(&name, &link)?;
         let flag = header.as_old().linkflag[0];
         let is_file = matches!(flag, 0 | b'0' | b'7' | b'S');
         let file_kind = match flag {
@@ -195,13 +231,20 @@ impl<R: Read> Reader<R> {
     fn attributes(
         &self,
         header: &Header,
-        records: &mut Records,
+        records: &mut Arc<Records>,
         kind: FileKind,
     ) -> Result<Attributes, Failure> {
         let old = header.as_old();
         let small = |field: &[u8], name: &str| -> Result<u32, Failure> {
             let number = self.number(field, name)?;
             u32::try_from(number).map_err(|_| self.failed(format!("has the {name} {number}")))
+        };
+        let id = |record: Option<u32>, field: &[u8], name: &str| -> Result<u32, Failure> {
+            let id = record.map_or_else(|| small(field, name), Ok)?;
+            if id == NO_ID {
+                return Err(self.failed(format!("has the {name} {id}, which no file can have")));
+            }
+            Ok(id)
         };
         let device =
             |field: Option<&[u8; 8]>, name| field.map_or(Ok(0), |field| small(field, name));
@@ -228,8 +271,8 @@ impl<R: Read> Reader<R> {
         Ok(Attributes {
             kind,
             permissions: small(&old.mode, "mode")? & 0o7777,
-            uid: records.uid.map_or_else(|| small(&old.uid, "owner"), Ok)?,
-            gid: records.gid.map_or_else(|| small(&old.gid, "group"), Ok)?,
+            uid: id(records.uid, &old.uid, "owner")?,
+            gid: id(records.gid, &old.gid, "group")?,
             rdev,
             size: 0,
             nlink: 1,
@@ -240,16 +283,19 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    fn xattrs(&self, records: &mut Records) -> Result<Xattrs, Failure> {
-        let is_wanted = |name: &[u8]| NAMESPACES.iter().any(|space| name.starts_with(space));
-        let found = std::mem::take(&mut records.xattrs);
-        let mut xattrs: Vec<_> = found.into_iter().filter(|(name, _)| is_wanted(name)).collect();
+    fn xattrs(&self, records: &mut Arc<Records>) -> Result<Xattrs, Failure> {
+        let found = match Arc::get_mut(records) {
+            // The records are of this member.
+            Some(records) => std::mem::take(&mut records.xattrs),
+            None => records.xattrs.clone(),
+        };
+        let mut xattrs: Vec<_> = found.into_iter().collect();
         for (name, list) in [
-            (&b"system.posix_acl_access"[..], records.acl_access.take()),
-            (b"system.posix_acl_default", records.acl_default.take()),
+            (&b"system.posix_acl_access"[..], &records.acl_access),
+            (b"system.posix_acl_default", &records.acl_default),
         ] {
             let Some(list) = list else { continue };
-            let value = acl::value_of(&list).map_err(|entry| {
+            let value = acl::value_of(list).map_err(|entry| {
                 self.failed(format!("has an access list with the entry {entry:?}")).hint(
                     "its users and groups must be numbers, or names of this machine; --no-xattrs \
                      leaves out extended attributes and access lists",
@@ -505,6 +551,14 @@ fn name_of(header: &Header) -> Vec<u8> {
     match header.as_ustar().map(|header| until_zero(&header.prefix)) {
         Some(prefix) if !prefix.is_empty() => [prefix, b"/", name].concat(),
         _ => name.to_vec(),
+    }
+}
+
+/// Shortens a name for messages.
+fn shortened(name: &[u8]) -> Vec<u8> {
+    match name.get(..SHOWN_BYTES_MAX) {
+        Some(start) => [start, b"..."].concat(),
+        None => name.to_vec(),
     }
 }
 

@@ -4,16 +4,23 @@
 //! 2. An empty value takes back an earlier one.
 //! 3. In the name of an attribute, `%3D` is `=` and `%25` is `%`: GNU tar encodes these two, and
 //!    nothing else.
+//! 4. Attributes that are not copied are not kept.
 
 use std::collections::BTreeMap;
 
 use butternut::Time;
 
 const XATTR: &[u8] = b"SCHILY.xattr.";
+/// Namespaces of attributes that are copied, as from a directory.
+const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"btrfs."];
+/// What an attribute takes in memory, besides its name and value.
+const XATTR_BYTES: usize = 64;
 
 /// What the records of a member say. Keys that are not there are `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Records {
+    /// Extended attributes and access lists are ignored, whatever they have.
+    pub(super) without_xattrs: bool,
     pub(super) path: Option<Vec<u8>>,
     pub(super) link_path: Option<Vec<u8>>,
     pub(super) size: Option<u64>,
@@ -58,6 +65,19 @@ impl Records {
         Ok(())
     }
 
+    /// Returns about how many bytes the records take in memory.
+    pub(super) fn kept_bytes(&self) -> usize {
+        let texts = [&self.path, &self.link_path, &self.acl_access, &self.acl_default];
+        let texts = texts.into_iter().chain([&self.sparse.name]).flatten().map(Vec::len);
+        let xattrs = self.xattrs.iter().map(|(name, value)| name.len() + value.len() + XATTR_BYTES);
+        texts.chain(xattrs).sum::<usize>() + size_of::<u64>() * self.sparse.numbers.len()
+    }
+
+    /// Returns whether an attribute is copied (law 3).
+    fn is_wanted(&self, name: &[u8]) -> bool {
+        !self.without_xattrs && NAMESPACES.iter().any(|space| name.starts_with(space))
+    }
+
     /// Returns `None` if the value is not one of the key.
     fn set(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
         let is_removed = value.is_empty();
@@ -72,10 +92,14 @@ impl Records {
             b"atime" => self.atime = parsed(value, time)?,
             b"SCHILY.devmajor" => self.device_major = parsed(value, small_number)?,
             b"SCHILY.devminor" => self.device_minor = parsed(value, small_number)?,
+            b"SCHILY.acl.access" | b"SCHILY.acl.default" if self.without_xattrs => {}
             b"SCHILY.acl.access" => self.acl_access = bytes(),
             b"SCHILY.acl.default" => self.acl_default = bytes(),
             _ => {
                 if let Some(name) = key.strip_prefix(XATTR) {
+                    if !self.is_wanted(name) {
+                        return Some(());
+                    }
                     // An attribute may have an empty value.
                     self.xattrs.insert(xattr_name(name), value.to_vec());
                 } else if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
@@ -199,6 +223,23 @@ mod tests {
         for same in ["user.50%", "user.%", "user.%2", "user.%41%0A"] {
             assert_eq!(xattr_name(same.as_bytes()), same.as_bytes());
         }
+    }
+
+    #[test]
+    fn what_is_not_copied_is_not_kept() {
+        let bytes = [
+            "24 SCHILY.xattr.user.a=\n28 SCHILY.xattr.security.b=\n",
+            "25 SCHILY.xattr.system.=\n23 SCHILY.xattr.userb=\n31 SCHILY.acl.access=user::rwx\n",
+        ];
+        let bytes = bytes.concat().into_bytes();
+        let mut records = Records::default();
+        records.add(&bytes).unwrap();
+        assert_eq!(records.xattrs.len(), 2);
+        assert!(records.acl_access.is_some() && records.kept_bytes() > 128);
+        let mut without = Records { without_xattrs: true, ..Records::default() };
+        without.add(&bytes).unwrap();
+        assert!(without.xattrs.is_empty() && without.acl_access.is_none());
+        assert_eq!(without.kept_bytes(), 0);
     }
 
     #[test]
