@@ -515,6 +515,10 @@ const LIST: u32 = if cfg!(target_arch = "x86_64") { 217 } else { 61 };
 /// Returns a part of a script that begins with m1/dir: a program P takes the kernel's lock of that
 /// directory, and holds it until it is killed.
 fn hold_directory() -> String {
+    hold_directory_at("m1/dir")
+}
+
+fn hold_directory_at(path: &str) -> String {
     // The numbers of userfaultfd(2), mmap(2) and ioctl(2).
     let [faults, mmap, ioctl] =
         if cfg!(target_arch = "x86_64") { [323, 9, 16] } else { [282, 222, 29] };
@@ -525,7 +529,7 @@ fn hold_directory() -> String {
         my $memory = syscall({mmap}, 0, 4096, 3, 0x22, -1, 0);
         my $range = pack("QQQQ", $memory, 4096, 1, 0);
         syscall({ioctl}, $faults, 0xc020aa00, $range) == 0 or die $!;
-        open(my $directory, "<", "m1/dir") or die $!;
+        open(my $directory, "<", "{path}") or die $!;
         syscall({LIST}, fileno($directory), $memory, 4096)"#
     );
     format!(
@@ -694,4 +698,33 @@ fn a_second_signal_releases_the_volume_while_a_program_holds_the_lock_of_a_direc
         ));
         assert_eq!(output, "1\ncreated\nended\n", "{begin}");
     }
+}
+
+/// The kernel is made to forget the names of what is in use in a deleted subvolume, for which it
+/// takes the locks of their directories.
+#[test]
+fn a_subvolume_is_deleted_while_a_program_holds_the_lock_of_a_directory_in_it() {
+    if !kernel_tests_enabled(
+        "a_subvolume_is_deleted_while_a_program_holds_the_lock_of_a_directory_in_it",
+    ) {
+        return;
+    }
+    let hold = hold_directory_at("m1/sub/held");
+    let output = run_in_namespace(&format!(
+        r"$B mount own.img m1; D=$(daemon); $B subvolume create m1/sub
+        mkdir m1/sub/held m1/sub/other; echo text >m1/sub/held/file; echo text >m1/sub/other/file
+        exec 7<m1/sub/other/file
+        perl -e 'open(my $file, q(<), q(m1/sub/held/file)) or die $!; sleep' & F=$!
+        for n in $(seq 400); do ls -l /proc/$F/fd | grep -q held && break; sleep .05; done
+        {hold}
+        waiting() {{ cat /proc/$D/task/*/comm 2>ignored | grep -c butternut-names || true; }}
+        timeout -s KILL 20 $B subvolume delete -q m1/sub; ls m1 | grep -c sub || true
+        for n in $(seq 400); do [ $(waiting) = 1 ] && break; sleep .05; done; waiting
+        $B subvolume create -q m1/sub; echo new >m1/sub/file; cat m1/sub/file
+        exec 7<&-; kill $F $P
+        timeout -s KILL 20 $B subvolume sync -q m1; $B subvolume list -d m1
+        for n in $(seq 400); do [ $(waiting) = 0 ] && break; sleep .05; done; waiting
+        $B umount m1; $B check -q own.img"
+    ));
+    assert_eq!(output, "0\n1\nnew\n0\n");
 }

@@ -4,10 +4,14 @@
 //!    file is closed: a program may use them until then. With the name of the subvolume, the
 //!    kernel forgets what no program uses. A name that is in use then would stay in its cache when
 //!    the program has ended, with the directories above it, until the kernel needs the memory. So
-//!    the kernel is made to forget these names, too: then it drops each with its last user.
+//!    the kernel is made to forget these names, too: then it drops each with its last user. It
+//!    waits for the lock of their directories, so that is done after the deletion was answered
+//!    ([`name_invalidations`]).
 //! 2. They are looked up before the deletion, because no name of a deleted subvolume can be. At
 //!    most [`FILES_MAX`] of the files and directories are, with their names in [`LINKS_MAX`]
 //!    places. What is left is freed later: when the kernel needs the memory, or at the next mount.
+//!
+//! [`name_invalidations`]: crate::door::name_invalidations
 
 use std::collections::HashSet;
 

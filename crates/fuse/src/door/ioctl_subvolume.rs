@@ -37,8 +37,9 @@
 //!    their ids in the arguments. As in the kernel, any caller may use it.
 //! 10. A flag of `SNAP_CREATE_V2` that kernel btrfs refuses makes a recursive snapshot. Its caller
 //!     must be able to change every subvolume that is in it.
-//! 11. With a deleted subvolume, the kernel forgets the names of what is in use in it
-//!     ([`deleted_names`]), so that it is freed when its last user has ended.
+//! 11. After a deleted subvolume, the kernel forgets the names of what is in use in it
+//!     ([`deleted_names`]), so that it is freed when its last user has ended. The caller does not
+//!     wait for that: a program may hold the lock of a directory in it.
 //! 12. The order of the checks is the kernel's: the directory, the form of the name, the source of
 //!     a snapshot (owner first), and what looking up the name finds.
 //!
@@ -49,6 +50,7 @@
 //! [`deleted_names`]: crate::door::deleted_names
 
 use std::collections::HashSet;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use butternut::format::quota::QgroupId;
@@ -64,6 +66,7 @@ use crate::connection;
 use crate::connection::protocol::{IoctlIn, IoctlOut, SubvolumeWait};
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
+use crate::door::name_invalidations::NamesBelow;
 use crate::door::names::new_inode;
 use crate::door::user_calls::UserCalls;
 use crate::door::{Door, Outcome, caller};
@@ -500,7 +503,7 @@ impl Door {
     }
 
     /// Defers a change of the entry `name` in the directory with node id `parent` (laws 5 and 6).
-    /// The kernel also forgets the names that `change` returns.
+    /// The kernel then forgets the names below it that `change` returns.
     fn change_name_in(
         &self,
         calls: &UserCalls,
@@ -519,15 +522,17 @@ impl Door {
             caller.may_change()?;
             // The kernel unmounts what is mounted below a name that it forgets, so a call that has
             // changed nothing must not make it forget one.
-            let also_forgotten = change(&filesystem, &name)?;
-            let names = std::iter::once((parent, name)).chain(also_forgotten).collect();
-            invalidations.forget_names_before(&device, names, move |device| {
+            let names_below = change(&filesystem, &name)?;
+            let counted = Arc::new(counted);
+            let below = NamesBelow::new(names_below, &counted);
+            let answer = move |device: BorrowedFd<'_>| {
                 connection::invalidate_attributes(device, parent);
                 let mut reply = Reply::new(size_of::<IoctlOut>());
                 let result = reply.push(&IoctlOut::default());
                 drop(counted);
                 connection::send_reply(device, unique, result, &mut reply);
-            });
+            };
+            invalidations.forget_name_before(&device, (parent, name), answer, below);
             Ok(Outcome::NoReply)
         })
     }

@@ -3,8 +3,9 @@
 //! ```text
 //! forget_name() -------> waits ---------------------------------------------> returns
 //!      \\-> thread: FUSE_NOTIFY_INVAL_ENTRY --/ or end() --/
-//! forget_names_before() -> returns
+//! forget_name_before() --> returns
 //!      \\-> thread: FUSE_NOTIFY_INVAL_ENTRY --> sends the reply, or end() does
+//!                \\-> threads: FUSE_NOTIFY_INVAL_ENTRY for the names below it
 //! ```
 //!
 //! 1. The kernel takes the lock of the directory, which a program can hold for any time, also after
@@ -13,19 +14,33 @@
 //!    ([`private_fd_table`]): the end of the mount does not wait for it, the filesystem is closed
 //!    meanwhile, and a process that ends without that releases the volume.
 //! 2. The caller of a request waits for that thread until the mount ends, so there are at most as
-//!    many of them as such calls, which are limited for users ([`user_limit`]).
-//! 3. Of the threads of this process, only those that hide a name wait for that thread.
+//!    many of them as such calls, which are limited for users ([`user_limit`]). The names below a
+//!    name have at most [`THREADS_BELOW_MAX`] more. The caller does not wait for these, but its call
+//!    is counted until the last of them has ended.
+//! 3. Of the names below a name, those of one directory wait for its lock in one thread. When that
+//!    takes longer than [`STALL`], another thread goes on with the other directories. Where
+//!    programs hold the locks of as many directories as there may be threads, the names in the rest
+//!    wait for them.
+//! 4. Of the threads of this process, only those that hide a name wait for that thread.
 //!
 //! [`user_limit`]: crate::door::user_limit
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use butternut_sys::lock::{Condvar, Mutex, rank};
 use butternut_sys::private_fd_table;
 
 use crate::connection;
+use crate::door::user_limit::Counted;
+
+/// Maximum number of threads for the names below a name (law 3).
+const THREADS_BELOW_MAX: usize = 8;
+/// Time after which another thread goes on with the names below a name.
+const STALL: Duration = Duration::from_millis(100);
 
 /// What sends a reply. It has no descriptor of its own: the thread that runs it could not close it.
 type Answer = Box<dyn FnOnce(BorrowedFd<'_>) + Send>;
@@ -63,32 +78,43 @@ impl NameInvalidations {
         }
     }
 
-    /// Makes the kernel look names up again, each of which is in the directory with a node id, and
-    /// sends a reply then, or when the mount ends. Does not wait.
-    pub(super) fn forget_names_before(
+    /// Makes the kernel look a name up again, which is in the directory with a node id, and sends a
+    /// reply then, or when the mount ends. Then makes it look up the names below again, too (law
+    /// 3). Does not wait.
+    pub(super) fn forget_name_before(
         &self,
         device: &Arc<OwnedFd>,
-        names: Vec<(u64, Vec<u8>)>,
+        (parent, name): (u64, Vec<u8>),
         answer: impl FnOnce(BorrowedFd<'_>) + Send + 'static,
+        below: Option<NamesBelow>,
     ) {
-        let names = Arc::new(names);
-        let of_thread = Arc::clone(&names);
-        let is_begun = self.answer_after(device, Box::new(answer), move |device| {
-            invalidate_all(device, &of_thread);
-        });
+        let of_thread = name.clone();
+        let forget_below = move |device: BorrowedFd<'_>| {
+            if let Some(below) = below {
+                below.forget(device, |device: BorrowedFd<'_>, parent, name: &[u8]| {
+                    connection::invalidate_entry(device, parent, name);
+                });
+            }
+        };
+        let work = move |device: BorrowedFd<'_>| {
+            connection::invalidate_entry(device, parent, &of_thread);
+        };
+        let is_begun = self.answer_after(device, Box::new(answer), work, forget_below);
+        // Without a thread, the names below stay in the kernel's cache until it needs the memory.
         if let Err(number) = is_begun {
-            invalidate_all(device.as_fd(), &names);
+            connection::invalidate_entry(device, parent, &name);
             self.answer(number, device.as_fd());
         }
     }
 
-    /// Runs `work` and then `answer` in a thread that has only the descriptor `device`. Returns the
-    /// number of the answer if there is no such thread.
+    /// Runs `work`, `answer` and then `last` in a thread that has only the descriptor `device`.
+    /// Returns the number of the answer if there is no such thread.
     fn answer_after(
         &self,
         device: &Arc<OwnedFd>,
         answer: Answer,
         work: impl FnOnce(BorrowedFd<'_>) + Send + 'static,
+        last: impl FnOnce(BorrowedFd<'_>) + Send + 'static,
     ) -> Result<(), u64> {
         let mut state = self.0.state.lock();
         state.last += 1;
@@ -100,6 +126,7 @@ impl NameInvalidations {
         let run = move |device: BorrowedFd<'_>| {
             work(device);
             of_thread.answer(number, device);
+            last(device);
         };
         private_fd_table::spawn("butternut-names", device.as_fd(), run).map_err(|_| number)?;
         if is_ended {
@@ -158,9 +185,51 @@ impl NameInvalidations {
     }
 }
 
-fn invalidate_all(device: BorrowedFd<'_>, names: &[(u64, Vec<u8>)]) {
-    for (parent, name) in names {
-        connection::invalidate_entry(device, *parent, name);
+/// Names that the kernel is to forget after the name above them.
+pub(super) struct NamesBelow {
+    /// By the node ids of their directories.
+    by_directory: BTreeMap<u64, Vec<Vec<u8>>>,
+    counted: Arc<Counted>,
+}
+
+impl NamesBelow {
+    /// Takes names with the node ids of their directories, and the call that they belong to, which
+    /// is counted until the kernel has forgotten them. Returns `None` without names.
+    pub(super) fn new(names: Vec<(u64, Vec<u8>)>, counted: &Arc<Counted>) -> Option<Self> {
+        let mut by_directory = BTreeMap::<_, Vec<_>>::new();
+        for (parent, name) in names {
+            by_directory.entry(parent).or_default().push(name);
+        }
+        let counted = Arc::clone(counted);
+        (!by_directory.is_empty()).then_some(Self { by_directory, counted })
+    }
+
+    /// Calls `forget` for each name, in threads that have only the descriptor `device`. Waits for
+    /// them, but for none longer than [`STALL`] (law 3).
+    fn forget(
+        self,
+        device: BorrowedFd<'_>,
+        forget: impl Fn(BorrowedFd<'_>, u64, &[u8]) + Clone + Send + 'static,
+    ) {
+        let left = Arc::new(Mutex::<_, rank::NameInvalidations>::new(self.by_directory));
+        for _ in 0..THREADS_BELOW_MAX {
+            let (left, forget, counted) =
+                (Arc::clone(&left), forget.clone(), Arc::clone(&self.counted));
+            let (working, has_ended) = channel::<()>();
+            let run = move |device: BorrowedFd<'_>| {
+                let _ended = (counted, working);
+                let next = || left.lock().pop_first();
+                while let Some((parent, names)) = next() {
+                    for name in names {
+                        forget(device, parent, &name);
+                    }
+                }
+            };
+            let is_begun = private_fd_table::spawn("butternut-names", device, run).is_ok();
+            if !is_begun || has_ended.recv_timeout(STALL) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
     }
 }
 
@@ -177,7 +246,7 @@ impl Drop for Ended {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::channel;
+    use crate::door::user_limit::UserLimit;
     use std::thread;
 
     #[test]
@@ -211,7 +280,7 @@ mod tests {
         let begin = |number: u32, work: Box<dyn FnOnce() + Send>| {
             let sender = sender.clone();
             let answer = Box::new(move |_: BorrowedFd<'_>| sender.send(number).unwrap());
-            invalidations.answer_after(&device, answer, |_| work()).unwrap();
+            invalidations.answer_after(&device, answer, |_| work(), |_| ()).unwrap();
         };
         begin(1, Box::new(|| ()));
         assert_eq!(sent.recv(), Ok(1));
@@ -235,5 +304,48 @@ mod tests {
             sent.recv_timeout(std::time::Duration::from_millis(20)).is_err(),
             "none is sent twice"
         );
+    }
+    #[test]
+    fn directories_that_are_locked_keep_names_in_the_others_for_a_short_time() {
+        let limit = UserLimit::of_names();
+        let calls_left =
+            || std::iter::from_fn(|| limit.begin(Some(1000))).collect::<Vec<_>>().len();
+        let calls_max = calls_left();
+        let device = std::fs::File::open("/dev/null").unwrap();
+        let names = |directories: u64| {
+            let all =
+                (0..directories).flat_map(|id| [(id, b"one".to_vec()), (id, b"two".to_vec())]);
+            let counted = Arc::new(limit.begin(Some(1000)).unwrap());
+            NamesBelow::new(all.collect(), &counted).unwrap()
+        };
+        // Checks how many names are forgotten while some directories are locked.
+        let check = |locked: &'static [u64], wanted: usize| {
+            let (sender, forgotten) = channel();
+            let (unlock, unlocked) = channel::<()>();
+            let lock = Arc::new(std::sync::Mutex::new(unlocked));
+            names(12).forget(device.as_fd(), move |_, directory, name| {
+                if locked.contains(&directory) {
+                    lock.lock().unwrap().recv().unwrap_or_default();
+                }
+                sender.send((directory, name.to_vec())).unwrap();
+            });
+            for count in 0..wanted {
+                let next = forgotten.recv_timeout(Duration::from_secs(30));
+                assert!(next.is_ok(), "{count} of {wanted} while {locked:?} are locked");
+            }
+            assert!(forgotten.try_recv().is_err(), "{locked:?}");
+            assert!(locked.is_empty() || calls_left() == calls_max - 1, "{locked:?}");
+            drop(unlock);
+            assert_eq!(forgotten.iter().count(), 24 - wanted, "{locked:?}");
+        };
+        check(&[], 24);
+        check(&[0], 22);
+        check(&[0, 4, 5, 11], 16);
+        // As many as there are threads.
+        check(&[0, 1, 2, 3, 4, 5, 6, 7], 0);
+        assert!(NamesBelow::new(Vec::new(), &Arc::new(limit.begin(None).unwrap())).is_none());
+        while calls_left() < calls_max {
+            thread::yield_now();
+        }
     }
 }
