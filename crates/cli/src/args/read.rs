@@ -190,7 +190,8 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "TIME|FILE")]
     pub(crate) newer: Option<OsString>,
     /// Do not set owners and groups (only root can); set-user-ID and set-group-ID bits of files,
-    /// security.* and trusted.* attributes and devices are then not copied
+    /// security.* and trusted.* attributes and devices are then not copied. An archive of the root
+    /// directory has no member ./ then, so extracting it leaves the mode of the target directory
     #[arg(long, conflicts_with = "devices")]
     pub(crate) no_owner: bool,
     /// Create block and character devices (root only); without it they are skipped and reported

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use butternut::SetXattr;
+use butternut::{SetAttributes, SetXattr};
 
 use super::command::{butternut, shell};
 use super::hostile;
@@ -119,6 +119,33 @@ fn names_of_attributes_with_signs_reach_tar() {
              getfattr --only-values -n \"$name\" file; echo; done; getfattr file | grep -c user"
     ));
     assert_eq!(said, "user.a=b\nuser.50%\nuser.%3D=%25\n3\n");
+}
+
+/// As a copy of the root directory of a volume into a directory, which leaves that as it is.
+#[test]
+fn an_archive_without_owners_does_not_change_the_directory_that_it_is_extracted_into() {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = hostile::volume(scratch.path(), |fs| {
+        let open = SetAttributes { mode: Some(0o777), ..SetAttributes::default() };
+        fs.set_attributes(fs.root(), &open).unwrap();
+        let dir = fs.mkdir(fs.root(), b"dir", &hostile::new()).unwrap();
+        fs.set_attributes(dir, &open).unwrap();
+        fs.create(dir, b"file", &hostile::new()).unwrap();
+    });
+    let image = image.to_str().unwrap();
+    let extracted = |words: &[&str]| {
+        let ran = butternut(&[&["export", "-q", "--tar"], words, &["-"]].concat());
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+        fs::write(scratch.path().join("archive.tar"), &ran.bytes).unwrap();
+        shell(&format!(
+            "cd {}; rm -rf to; mkdir -m 750 to; tar -C to -xpf archive.tar
+             stat -c '%a %n' to; tar -tf archive.tar",
+            scratch.path().display()
+        ))
+    };
+    assert_eq!(extracted(&["--no-owner", image, "/"]), "750 to\n./dir/\n./dir/file\n");
+    assert_eq!(extracted(&["--no-owner", image, "dir"]), "750 to\ndir/\ndir/file\n");
+    assert_eq!(extracted(&[image, "/"]), "777 to\n./\n./dir/\n./dir/file\n");
 }
 
 /// A tar program would end the target there.

@@ -4,7 +4,9 @@
 //! 1. A member has as many bytes as its header says. What cannot be read is zeros, and is reported.
 //! 2. Each name is one of a file in the tree: names that could leave it are reported, not written.
 //! 3. With `--no-owner`, nothing that grants privileges is written, as for a copy: the members
-//!    belong to root in the archive. Devices are written only with `--devices`.
+//!    belong to root in the archive. Devices are written only with `--devices`. The root directory
+//!    of the tree has no member: a tar program would give its mode and its access lists to the
+//!    directory that it extracts into, which a copy does not change either.
 //! 4. Members are in the order of the walk: a directory is before what it contains, and the first
 //!    name of a file before its hard links.
 //! 5. No two members have one name, unless a directory has two entries of one file. A tar program
@@ -59,11 +61,12 @@ impl<'a, W: Write> Archive<'a, W> {
         stat: &Stat,
         one_subvolume: bool,
     ) -> io::Result<()> {
-        let name = match top.name() {
-            b"" | b"." | b".." => b".".to_vec(),
-            name => name.to_vec(),
-        };
-        self.entry(&name, top, stat)?;
+        let is_named = !matches!(top.name(), b"" | b"." | b"..");
+        let name = if is_named { top.name().to_vec() } else { b".".to_vec() };
+        // Law 3.
+        if is_named || self.export.preserve.owners {
+            self.entry(&name, top, stat)?;
+        }
         if top.is_directory() {
             self.tree(&name, top, one_subvolume)?;
         }
