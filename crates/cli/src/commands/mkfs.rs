@@ -67,7 +67,10 @@ pub(crate) fn run(global: &GlobalArgs, args: &MkfsArgs, out: &mut Output) -> Out
         let device;
         (made, device) = target.make_unfinished(&options).map_err(failed)?;
         let filled = rootdir::fill(global, args, dir, &volume_arg, (&mut made, device));
-        counts = Some(filled.map_err(|failure| {
+        counts = Some(filled.map_err(|rootdir::NotFilled { failure, has_volume }| {
+            if has_volume {
+                return failure;
+            }
             if is_new {
                 // The first failure is reported; an error of this cleanup is ignored.
                 std::fs::remove_file(&target.path).unwrap_or_default();

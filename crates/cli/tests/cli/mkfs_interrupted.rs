@@ -104,3 +104,36 @@ fn a_failure_leaves_no_volume_and_says_so() {
     butternut(&["mkfs", "-q", "--rootdir", dir.to_str().unwrap(), image.to_str().unwrap()]).ok();
     check(&image);
 }
+
+/// The volume is complete before its file is truncated.
+#[test]
+fn a_file_that_cannot_be_truncated_has_the_volume() {
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (dir, image) = (scratch.path().join("source"), scratch.path().join("image"));
+    let moved = scratch.path().join("moved");
+    source(&dir);
+    for is_new in [false, true] {
+        fs::remove_file(&moved).ok();
+        if !is_new {
+            old_volume(&image);
+        }
+        let mut mkfs = command();
+        mkfs.args(["mkfs", "-q", "--force", "--shrink", "--rootdir"]).arg(&dir).arg(&image);
+        let blocks = fs::metadata(&image).map_or(0, |found| found.blocks());
+        let child = mkfs.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        // It has the file open.
+        while fs::metadata(&image).map_or(0, |found| found.blocks()) < blocks + (8 << 11) {
+            yield_now();
+        }
+        fs::rename(&image, &moved).unwrap();
+        fs::write(&image, "another").unwrap();
+        let ended = child.wait_with_output().unwrap();
+        let message = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{message}");
+        assert!(message.contains("the volume is complete"), "{message}");
+        assert!(!message.contains("no volume now"), "{message}");
+        check(&moved);
+        assert_eq!(fs::read(&image).unwrap(), b"another");
+        fs::remove_file(&image).unwrap();
+    }
+}

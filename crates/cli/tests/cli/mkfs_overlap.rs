@@ -1,6 +1,7 @@
 //! `mkfs` and `resize` inside a larger image: nothing else in it is overwritten without `--force`.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 
 use tempfile::TempDir;
 
@@ -169,6 +170,29 @@ fn a_volume_that_shrinks_leaves_what_is_behind_it() {
     assert_eq!(fs::metadata(dir.path().join("disk.img")).unwrap().len(), 400 << 20);
     assert_eq!(run(&dir, "cat disk.img?offset=1M file").ok(), "file\n");
     assert_eq!(run(&dir, "ls disk.img?offset=200M").ok(), "");
+}
+
+/// The second copy of the superblock lies behind the new end, in a file that is not truncated. A
+/// file is, or is not, full of an older volume with that copy.
+#[test]
+fn a_volume_that_shrinks_leaves_no_superblock_behind_its_end() {
+    for old in ["", "mkfs -q -M disk.img"] {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let script = "truncate -s 100M disk.img; mkdir tree; echo file >tree/file";
+        shell(&format!("cd {}; {script}", dir.path().display()));
+        if !old.is_empty() {
+            run(&dir, old).ok();
+        }
+        run(&dir, "mkfs -q -f -M --size 78M --rootdir tree --shrink disk.img").ok();
+        let image = dir.path().join("disk.img");
+        assert_eq!(fs::metadata(&image).unwrap().len(), 100 << 20);
+        let mut copy = [0; 4096];
+        File::open(&image).unwrap().read_exact_at(&mut copy, 64 << 20).unwrap();
+        assert!(copy == [0; 4096], "a superblock of a larger volume");
+        assert_eq!(run(&dir, "cat disk.img file").ok(), "file\n");
+        run(&dir, "check disk.img").ok();
+        shell(&format!("btrfs check {} 2>&1", image.display()));
+    }
 }
 
 #[test]

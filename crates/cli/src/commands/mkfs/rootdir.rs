@@ -5,7 +5,8 @@
 //!    takes no space on the host; `--shrink` truncates it, if nothing is behind the volume. A
 //!    partition has the size that its table says, so its file stays as it is.
 //! 2. The superblocks are written last: until then the device has no volume, so that an
-//!    interruption leaves none that is incomplete.
+//!    interruption leaves none that is incomplete. From then on it has the whole volume, also if
+//!    its file cannot be truncated.
 //! 3. With an epoch, the same tree gives the same bytes: one thread creates files in the order of
 //!    their names, the periodic commit is off, and the clock always returns the epoch.
 
@@ -59,6 +60,13 @@ pub(super) fn choose_size(
     Ok(())
 }
 
+/// Why a volume was not filled, or its file not truncated.
+pub(super) struct NotFilled {
+    pub(super) failure: Failure,
+    /// The device has the whole volume (law 2).
+    pub(super) has_volume: bool,
+}
+
 /// Copies the directory tree into the volume, and updates the description of the volume.
 pub(super) fn fill(
     global: &GlobalArgs,
@@ -66,6 +74,18 @@ pub(super) fn fill(
     dir: &Path,
     volume_arg: &VolumeArg,
     (made, device): (&mut Made, Unfinished),
+) -> Result<Counts, NotFilled> {
+    let device = Arc::new(device);
+    let filled = fill_device(global, args, dir, volume_arg, (made, &device));
+    filled.map_err(|failure| NotFilled { failure, has_volume: device.is_finished() })
+}
+
+fn fill_device(
+    global: &GlobalArgs,
+    args: &MkfsArgs,
+    dir: &Path,
+    volume_arg: &VolumeArg,
+    (made, device): (&mut Made, &Arc<Unfinished>),
 ) -> Result<Counts, Failure> {
     let epoch = super::epoch()?.map(|epoch| *EPOCH.get_or_init(|| epoch));
     let clock = if epoch.is_some() { Clock::new(epoch_time) } else { Clock::default() };
@@ -74,8 +94,7 @@ pub(super) fn fill(
         .commit_seconds(0)
         .commits_for_space(false)
         .clock(clock);
-    let device = Arc::new(device);
-    let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+    let devices = vec![Arc::clone(device) as Arc<dyn Device>];
     let filesystem = Filesystem::open_devices(devices, &mount)
         .map_err(|error| volume::not_opened(volume_arg, &mount, &error))?;
     let bytes_before = made.bytes;
@@ -105,13 +124,26 @@ pub(super) fn fill(
     // The open volume locks the file: another process cannot have grown the volume again.
     if let (true, Ok(_), [device]) = (args.shrink, &result, volume_arg.devices.as_slice())
         && device.bytes.is_none()
-        && ends_file(device, bytes_before).map_err(|error| failed(&device.path, &error))?
     {
-        let end = device.offset.saturating_add(made.bytes);
-        let cut = image_size::set(&device.path, &volume_files, end);
-        cut.map_err(|error| failed(&device.path, &error))?;
+        truncate(device, bytes_before, &volume_files, made.bytes).map_err(|error| {
+            failed(&device.path, &error)
+                .hint("the volume is complete, but its file was not truncated")
+        })?;
     }
     result
+}
+
+/// Truncates the image file of a volume that was made smaller, if nothing is behind the volume.
+fn truncate(
+    device: &DevicePath,
+    bytes_before: u64,
+    files: &[image_size::Identity],
+    bytes: u64,
+) -> std::io::Result<()> {
+    if ends_file(device, bytes_before)? {
+        image_size::set(&device.path, files, device.offset.saturating_add(bytes))?;
+    }
+    Ok(())
 }
 
 /// Returns whether a volume of this size reaches the end of its image file: what is behind it does
