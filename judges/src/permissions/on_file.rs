@@ -76,6 +76,11 @@ pub const OPERATIONS: &[(&str, Operation)] = &[
     ("times", |at| times(at, GIVEN, GIVEN)),
     ("times-access", |at| times(at, GIVEN, OMIT)),
     ("times-modification", |at| times(at, OMIT, GIVEN)),
+    ("times-modification-present", |at| {
+        let seen = rustix::fs::stat(f(at)).at("stat")?;
+        let tv_nsec = seen.st_mtime_nsec.try_into().unwrap_or_default();
+        times(at, OMIT, Timespec { tv_sec: seen.st_mtime, tv_nsec })
+    }),
     ("times-mixed", |at| times(at, NOW, GIVEN)),
     ("futimens-modification", |at| {
         let (file, times) = (open(at, OFlags::RDONLY)?, stamps(OMIT, GIVEN));

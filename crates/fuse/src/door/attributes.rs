@@ -1,7 +1,14 @@
 //! GETATTR, STATX, SETATTR and STATFS.
+//!
+//! 1. With write-back caching, the kernel sends the times that it keeps of a file, and the times
+//!    that a program sets, with the same bits. What it keeps of a file that is open for writing has
+//!    a handle, and is late: the flags of the inode may have changed since the write. A program's
+//!    call names a path or an inode, and never has a handle. Without a handle, the kernel sends the
+//!    ctime of a change of the file's names or attributes, with the file locked since that change
+//!    was allowed (since Linux 5.16): the flags are as they were. So they are checked.
 
 use butternut::server::FilesystemExt;
-use butternut::{Error, FileId, Privileges, SetAttributes, SetTime, Time};
+use butternut::{Error, Privileges, SetAttributes, SetTime, Time};
 
 use crate::attr;
 use crate::connection::protocol::{AttrOut, SetattrIn, StatfsOut, fattr};
@@ -43,8 +50,9 @@ impl Door {
     ) -> ErrnoResult<()> {
         let set: SetattrIn = request.take()?;
         let id = self.node(request)?;
+        // Law 1.
         let is_from_cache = set.valid & !fattr::HANDLE == CACHED_TIMES;
-        let is_late = is_from_cache && self.is_late(id, &set)?;
+        let is_late = is_from_cache && set.valid & fattr::HANDLE != 0;
         let sets_mtime = self.sets_mtime(&set);
         let mut set = SetAttributes { is_late, ..to_set_attributes(&set) };
         if sets_mtime {
@@ -73,25 +81,6 @@ impl Door {
             && !self.options.writes_back()
             && (set.valid & fattr::HANDLE != 0 || set.size == 0)
     }
-
-    /// Returns whether the times come from the kernel's cache, and not from a program that sets
-    /// mtime: the requests look alike. A program's call names a path or an inode and never a
-    /// handle. And where the cache sends times without a handle, no write was cached since it last
-    /// sent them, so mtime is unchanged.
-    fn is_late(&self, id: FileId, set: &SetattrIn) -> ErrnoResult<bool> {
-        if set.valid & fattr::HANDLE != 0 {
-            return Ok(true);
-        }
-        match self.filesystem.stat(id) {
-            Ok(stat) => Ok(stat.mtime == mtime(set)),
-            Err(Error::Stale { .. }) => Ok(true),
-            Err(error) => Err(error.into()),
-        }
-    }
-}
-
-fn mtime(set: &SetattrIn) -> Time {
-    Time { secs: set.mtime.cast_signed(), nanos: set.mtimensec }
 }
 
 /// The times that the kernel keeps of a file that it caches.

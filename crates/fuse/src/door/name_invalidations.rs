@@ -220,7 +220,9 @@ impl NamesBelow {
                 let _ended = (counted, working);
                 let next = || left.lock().pop_first();
                 while let Some((parent, names)) = next() {
-                    names.iter().for_each(|name| forget(device, parent, name));
+                    for name in names {
+                        forget(device, parent, &name);
+                    }
                 }
             };
             let is_begun = private_fd_table::spawn("butternut-names", device, run).is_ok();
