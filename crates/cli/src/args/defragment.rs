@@ -35,8 +35,8 @@ takes space twice. The kernel's btrfs always breaks sharing: its files are refus
     butternut filesystem defragment --compress=zstd:9 /mnt/log/messages
     butternut filesystem defragment -r --break-sharing /mnt/home";
 
-/// Parses the algorithm. As in the kernel, a level outside of its range is refused, and clamped only
-/// in mount options.
+/// Parses the algorithm. As in the kernel, a level outside of its range is refused; only mount
+/// options clamp it.
 fn compressor(typed: &str) -> Result<Compressor, String> {
     const KNOWN: &str = "is none of lzo, zlib[:1 to 9], zstd[:-15 to 15]";
     let found: Compressor = typed.parse().map_err(|_| KNOWN)?;

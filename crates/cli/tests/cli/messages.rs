@@ -248,8 +248,8 @@ const WANT: [&str; 26] = [
      subvolume list` shows what there is)",
     "butternut subvolume show M s: 2 butternut: usage: in a mounted volume, each path is one \
      argument: M/s (--help shows both forms of the command)",
-    "butternut subvolume set-default M s: 2 butternut: usage: in a mounted volume, each path is one \
-     argument: M/s (--help shows both forms of the command)",
+    "butternut subvolume set-default M s: 2 butternut: usage: in a mounted volume, each path is \
+     one argument: M/s (--help shows both forms of the command)",
     "butternut send typo -f T/stream: 1 butternut: typo: no such file or directory",
     "butternut send file -f T/stream: 1 butternut: file: not a subvolume (`butternut subvolume \
      list` shows what there is)",

@@ -56,7 +56,7 @@ impl NotFinished {
     }
 }
 
-/// Returns whether an attribute does not fit into the blocks of a volume, however much space it has.
+/// Returns whether an attribute does not fit into a block of the volume, which may have space.
 pub(super) fn is_attribute_too_large(error: &Error) -> bool {
     matches!(error, Error::Names(NamesError::AttributeTooLarge { .. }))
 }

@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn names_of_attributes_are_decoded_once() {
         let mut records = Records::default();
-        records.add(b"37 SCHILY.xattr.user.a%3Db%253D%3d==v\n").unwrap();
+        records.add(b"38 SCHILY.xattr.user.a%3Db%253D%3d==v\n").unwrap();
         let (name, value) = records.xattrs.pop_first().unwrap();
         assert_eq!((&name[..], &value[..]), (&b"user.a=b%3D%3d"[..], &b"=v"[..]));
         for same in ["user.50%", "user.%", "user.%2", "user.%41%0A"] {
