@@ -355,7 +355,7 @@ fn headers_and_names_are_bounded() {
     let large = "v".repeat(1 << 20);
     let comment = |_| pax(&[("comment", &large)]);
     refused(&volume, &many(&comment, 17), "a.tar: has headers of 16777488 bytes before it");
-    let names = |_| member("long", b'L', "", &[b'n'; 60000]);
+    let names = |_| member("long", b'L', "", &vec![b'n'; 60000]);
     refused(&volume, &many(&names, 300), "a.tar: has headers of 16800000 bytes before it");
     let kept = |number| global(&format!("SCHILY.xattr.user.{number}"), 30000);
     refused(&volume, &many(&kept, 3), "a.tar: has headers for all members of 90");

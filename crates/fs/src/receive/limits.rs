@@ -35,12 +35,12 @@ type GoesOn = dyn Fn() -> bool + Send + Sync;
 #[derive(Clone, Debug, Default)]
 pub struct SealLimits(Arc<Totals>);
 
-/// What was counted of all streams.
+/// The bytes that were counted of all streams.
 #[derive(Debug, Default)]
 struct Totals {
-    stream_bytes: AtomicU64,
-    sealed_bytes: AtomicU64,
-    hashes_bytes: AtomicU64,
+    streams: AtomicU64,
+    sealed: AtomicU64,
+    hashes: AtomicU64,
 }
 
 /// The limits of a receive. Without any, it ends with its stream.
@@ -52,11 +52,11 @@ pub(super) struct Limits {
 
 impl SealLimits {
     fn add_stream(&self, bytes: u64) {
-        add(&self.0.stream_bytes, bytes);
+        add(&self.0.streams, bytes);
     }
 
     fn add_seal(&self, file_bytes: u64, hashes_bytes: u64) -> Result<(), Refused> {
-        let stream_bytes = self.0.stream_bytes.load(Ordering::Relaxed);
+        let stream_bytes = self.0.streams.load(Ordering::Relaxed);
         let check = |field, have: u64, base: u64, per_byte: u64| {
             let most = stream_bytes.saturating_mul(per_byte).saturating_add(base);
             if have <= most {
@@ -65,9 +65,9 @@ impl SealLimits {
             let want = format!("at most {most}, for {stream_bytes} bytes of streams");
             Err(Refused::new(field, have, want))
         };
-        let sealed_bytes = add(&self.0.sealed_bytes, file_bytes);
+        let sealed_bytes = add(&self.0.sealed, file_bytes);
         check(SEALED_BYTES_FIELD, sealed_bytes, SEALED_BYTES, SEALED_PER_BYTE)?;
-        let hashes_bytes = add(&self.0.hashes_bytes, hashes_bytes);
+        let hashes_bytes = add(&self.0.hashes, hashes_bytes);
         check(HASHES_BYTES_FIELD, hashes_bytes, HASHES_BYTES, HASHES_PER_BYTE)
     }
 }

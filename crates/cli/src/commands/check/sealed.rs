@@ -78,25 +78,20 @@ fn check_file(file: &File, report: &mut Report) {
     if matches!(file.measure_verity(), Err(Error::NotSealed)) {
         return;
     }
-    let read = verify(file.len(), &mut |at, part| file.read_uncached(at, part));
-    if let Err((at, error)) = read {
+    let bad = verify(file.len(), &mut |at, part| file.read_uncached(at, part));
+    if let Some((at, error)) = bad {
         add(report, file.id(), Some(at), &error);
     }
 }
 
 /// Reads a file of `len` bytes in parts, except for data that the checker has reported (law 2).
-///
-/// # Errors
-/// Where the first byte is that cannot be read for another reason, and the error.
-fn verify(
-    len: u64,
-    read: &mut dyn FnMut(u64, &mut [u8]) -> Result<usize>,
-) -> std::result::Result<(), (u64, Error)> {
+/// Returns the first byte that cannot be read for another reason, and the error.
+fn verify(len: u64, read: &mut dyn FnMut(u64, &mut [u8]) -> Result<usize>) -> Option<(u64, Error)> {
     let mut part = vec![0; PART_BYTES];
     let (mut at, mut bytes, mut skipped) = (0_u64, PART_BYTES, BLOCK_BYTES as u64);
     while at < len {
         match read(at, &mut part[..bytes]) {
-            Ok(0) => break,
+            Ok(0) => return None,
             Ok(read) => {
                 at += read as u64;
                 (bytes, skipped) = (PART_BYTES.min(2 * bytes), BLOCK_BYTES as u64);
@@ -105,10 +100,10 @@ fn verify(
                 at = (at - at % BLOCK_BYTES as u64).saturating_add(skipped);
                 (bytes, skipped) = (BLOCK_BYTES, skipped.saturating_mul(2));
             }
-            Err(error) => return Err((at, error)),
+            Err(error) => return Some((at, error)),
         }
     }
-    Ok(())
+    None
 }
 
 fn add(report: &mut Report, id: FileId, offset: Option<u64>, error: &Error) {
@@ -239,7 +234,7 @@ mod tests {
             reads += 1;
             Err(no_data(at))
         });
-        assert!(verified.is_ok() && reads < 64, "{reads}");
+        assert!(verified.is_none() && reads < 64, "{reads}");
     }
 
     #[test]
@@ -254,9 +249,9 @@ mod tests {
             let mut blocks = (at / BLOCK..end.div_ceil(BLOCK)).map(|block| block * BLOCK);
             let read = blocks.find(|at| is_damaged(*at)).unwrap_or(end).saturating_sub(at);
             good += read;
-            if read == 0 { Err(no_data(at)) } else { Ok(read as usize) }
+            if read == 0 { Err(no_data(at)) } else { Ok(usize::try_from(read).unwrap()) }
         });
-        assert!(verified.is_ok());
+        assert!(verified.is_none());
         assert_eq!(
             good,
             (0..len / BLOCK).filter(|at| !is_damaged(at * BLOCK)).count() as u64 * BLOCK
@@ -266,6 +261,6 @@ mod tests {
             0 => Ok(part.len()),
             _ => Err(Error::NotSealed),
         });
-        assert!(matches!(verified, Err((at, Error::NotSealed)) if at == PART_BYTES as u64));
+        assert!(matches!(verified, Some((at, Error::NotSealed)) if at == PART_BYTES as u64));
     }
 }

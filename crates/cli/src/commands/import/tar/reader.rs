@@ -184,8 +184,7 @@ impl<R: Read> Reader<R> {
     }
 
     fn member(&mut self, header: &Header, stored: u64, before: Before) -> Result<Member, Failure> {
-        let mut records =
-            before.records.map_or_else(|| Arc::clone(&self.globals), |records| Arc::new(records));
+        let mut records = before.records.map_or_else(|| Arc::clone(&self.globals), Arc::new);
         let path = records.sparse.name.as_ref().or(records.path.as_ref()).cloned();
         let name = path.or(before.name).unwrap_or_else(|| name_of(header));
         self.current = shortened(&name);
