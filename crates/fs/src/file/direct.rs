@@ -44,9 +44,9 @@ const QUEUED_PARTS_MAX: u64 = 1 << 10;
 /// this times the square of the fraction of the way from [`kick`]. So queues slow down to the rate
 /// of merging without stopping.
 const PAUSE_MAX: Duration = Duration::from_micros(40);
-/// Bytes of a file's replaced space at which the committer is woken to free them, and the multiple at which
-/// a writer does. Overwrites of pending blocks add no pending writes, so nothing else would. Few
-/// with assertions, so that tests have some.
+/// Bytes of a file's replaced space at which the committer is woken to free them, and the multiple
+/// at which a writer does. Overwrites of pending blocks add no pending writes, so nothing else
+/// would. Few with assertions, so that tests have some.
 const DEFERRED_BYTES_KICK: u64 = if cfg!(debug_assertions) { 1 << 20 } else { 64 << 20 };
 const DEFERRED_KICKS_MAX: u64 = 4;
 
