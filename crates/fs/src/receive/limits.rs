@@ -127,8 +127,8 @@ mod tests {
 
     #[test]
     fn large_sparse_files_are_sealed_and_huge_ones_are_not() {
-        assert!(seal(166, 16 << 30, (16 << 30) / 126).is_ok());
-        assert!(seal(1 << 30, 64 << 30, (64 << 30) / 126).is_ok());
+        assert!(seal(166, 16 << 30, (16 << 30) / 127).is_ok());
+        assert!(seal(1 << 30, 64 << 30, (64 << 30) / 127).is_ok());
         assert!(seal(166, 64 << 30, 0).is_ok());
         assert!(seal(1 << 30, 1 << 40, 0).is_ok());
         assert!(seal(166, 65 << 30, 0).is_err());
