@@ -361,10 +361,11 @@ fn headers_and_names_are_bounded() {
     refused(&volume, &many(&kept, 3), "a.tar: has headers for all members of 90");
     let long = "n".repeat(1 << 20);
     for (records, flag, want) in [
-        ([("path", &long[..])], b'0', "...: has a name of 1048576 bytes, above 4095"),
-        ([("path", &long[..4096])], b'5', "...: has a name of 4096 bytes, above 4095"),
-        ([("linkpath", &long[..4096])], b'1', "a.tar: f: has a target of 4096 bytes, above"),
-        ([("linkpath", &long[..4096])], b'2', "a.tar: f: has a target of 4096 bytes, above"),
+        ([("path", &long[..])], b'0', "...: has a name of 1048576 bytes, above 65536"),
+        ([("path", &long[..65537])], b'5', "...: has a name of 65537 bytes, above 65536"),
+        ([("path", &"a/".repeat(2049)[..])], b'5', "has 2049 levels of directories, above 2048"),
+        ([("linkpath", &long[..65537])], b'1', "a.tar: f: has a target of 65537 bytes, above"),
+        ([("linkpath", &long[..4096])], b'2', "a.tar: f: has a target of 4096 bytes, above 4095"),
     ] {
         let bytes = archive(&[pax(&records), member("f", flag, "", b"")]);
         fs::write(volume.dir.path().join("a.tar"), bytes).unwrap();
@@ -375,10 +376,13 @@ fn headers_and_names_are_bounded() {
     let system = |number| global(&format!("SCHILY.xattr.system.{number}"), 60000);
     let same = |_| global("SCHILY.xattr.user.a", 9000);
     let deep = format!("{}f", "a/".repeat(2046));
+    // Longer than the kernel's limit of a path.
+    let long = format!("{}f", format!("{}/", "n".repeat(200)).repeat(22));
     for (bytes, path) in [
         (many(&system, 20), "d/f"),
         (many(&same, 20), "d/f"),
         (archive(&[pax(&[("path", &deep)]), file()]), &format!("d/{deep}")[..]),
+        (archive(&[pax(&[("path", &long)]), file()]), &format!("d/{long}")[..]),
     ] {
         fs::write(volume.dir.path().join("a.tar"), bytes).unwrap();
         volume.ok("import --tar VOL a.tar /d");

@@ -342,20 +342,26 @@ impl File {
         if inode.flags.contains(InodeFlags::APPEND) && !preallocates {
             return Err(Error::NotPermitted { what: "the file is append-only" });
         }
-        let allocate = |range: Range<u64>| {
-            self.alter(privileges, |file, _, stamp| {
-                match how {
-                    Allocate::Extend => file.allocate(range, FallocateSize::Extend, stamp),
-                    Allocate::KeepSize => file.allocate(range, FallocateSize::Keep, stamp),
-                    Allocate::PunchHole => file.punch_hole(range, stamp),
-                    Allocate::Zero => file.zero_range(range, FallocateSize::Extend, stamp),
-                    Allocate::ZeroKeepSize => file.zero_range(range, FallocateSize::Keep, stamp),
-                }
-                .map_err(Error::from)
-            })
-        };
-        let altered = self.with_space(|| allocate(range.clone()))?;
+        let altered = self.with_space(|| self.allocate_once(range.clone(), how, privileges))?;
         self.synced(altered)
+    }
+
+    fn allocate_once(
+        &self,
+        range: Range<u64>,
+        how: Allocate,
+        privileges: Privileges,
+    ) -> Result<Altered<()>> {
+        self.alter(privileges, |file, _, stamp| {
+            match how {
+                Allocate::Extend => file.allocate(range, FallocateSize::Extend, stamp),
+                Allocate::KeepSize => file.allocate(range, FallocateSize::Keep, stamp),
+                Allocate::PunchHole => file.punch_hole(range, stamp),
+                Allocate::Zero => file.zero_range(range, FallocateSize::Extend, stamp),
+                Allocate::ZeroKeepSize => file.zero_range(range, FallocateSize::Keep, stamp),
+            }
+            .map_err(Error::from)
+        })
     }
 
     /// Makes the file's data, attributes and names durable: writes its dirty pages back, and what
@@ -496,7 +502,8 @@ mod tests {
             }
             fs.sync().unwrap();
             injector.fail_every(nth);
-            let done = file.allocate(0..2 * HOLES * BLOCK, Allocate::Extend);
+            let range = 0..2 * HOLES * BLOCK;
+            let done = file.allocate_once(range, Allocate::Extend, Privileges::Keep);
             injector.fail_none();
             let tree = fs.forest().tree(TreeId(id.subvolume)).unwrap().unwrap();
             let item = butternut_names::inode(&tree, Ino(id.ino)).unwrap().unwrap();

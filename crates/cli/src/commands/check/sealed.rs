@@ -8,9 +8,11 @@
 //!    such a file, so its size is bounded by what the volume has. Damaged items of other files are
 //!    findings of the checker. A file of several snapshots that has the same descriptor and the
 //!    same extents in all of them is read once.
-//! 2. Data that does not match a checksum of the volume is left out: the checker has reported it.
-//!    What follows is left out, too, up to as many bytes as could not be read before it, so an
-//!    extent of any size that a damaged volume claims takes few reads.
+//! 2. Data that does not match a checksum of the volume, or has none where it should, is left out:
+//!    the checker has reported it. After [`BAD_BLOCKS_MAX`] such blocks, and where checksums are
+//!    missing, what follows is left out, too, up to as many bytes as could not be read before it.
+//!    So an extent of any size that a damaged volume claims takes few reads. Of a file without
+//!    checksums, the checker reads nothing, so what cannot be read is reported here.
 //! 3. What cannot be verified in one file does not end the verification of the others.
 
 use std::collections::HashSet;
@@ -18,6 +20,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use butternut::device::Device;
+use butternut::format::inode::InodeFlags;
 use butternut::{Error, ExtentKind, File, FileError, FileId, Filesystem, MountOptions, Result};
 use butternut_check::{CheckOptions, Finding, Kind, Report};
 
@@ -29,6 +32,8 @@ const PART_BYTES: usize = 1 << 20;
 /// What is read behind a byte that cannot be read, and skipped at least: the largest block that is
 /// hashed.
 const BLOCK_BYTES: usize = 4096;
+/// Blocks without good data, one after the other, that are skipped one by one (law 2).
+const BAD_BLOCKS_MAX: u32 = 1024;
 
 /// Adds what the sealed files of a volume have to a report, if it has any.
 pub(super) fn check(global: &GlobalArgs, devices: Vec<Arc<dyn Device>>, report: &mut Report) {
@@ -78,7 +83,8 @@ fn check_file(file: &File, report: &mut Report) {
     if matches!(file.measure_verity(), Err(Error::NotSealed)) {
         return;
     }
-    let bad = verify(file.len(), &mut |at, part| file.read_uncached(at, part));
+    let has_checksums = file.metadata().is_ok_and(|stat| stat.flags & InodeFlags::NODATASUM.0 == 0);
+    let bad = verify(file.len(), has_checksums, &mut |at, part| file.read_uncached(at, part));
     if let Some((at, error)) = bad {
         add(report, file.id(), Some(at), &error);
     }
@@ -86,17 +92,32 @@ fn check_file(file: &File, report: &mut Report) {
 
 /// Reads a file of `len` bytes in parts, except for data that the checker has reported (law 2).
 /// Returns the first byte that cannot be read for another reason, and the error.
-fn verify(len: u64, read: &mut dyn FnMut(u64, &mut [u8]) -> Result<usize>) -> Option<(u64, Error)> {
+fn verify(
+    len: u64,
+    has_checksums: bool,
+    read: &mut dyn FnMut(u64, &mut [u8]) -> Result<usize>,
+) -> Option<(u64, Error)> {
     let mut part = vec![0; PART_BYTES];
     let (mut at, mut bytes, mut skipped) = (0_u64, PART_BYTES, BLOCK_BYTES as u64);
+    let mut bad_blocks = 0;
     while at < len {
         match read(at, &mut part[..bytes]) {
             Ok(0) => return None,
             Ok(read) => {
                 at += read as u64;
                 (bytes, skipped) = (PART_BYTES.min(2 * bytes), BLOCK_BYTES as u64);
+                bad_blocks = 0;
             }
-            Err(Error::File(FileError::Data { .. } | FileError::NoChecksum { .. })) => {
+            Err(Error::File(FileError::Data { .. }))
+                if has_checksums && bad_blocks < BAD_BLOCKS_MAX =>
+            {
+                bad_blocks += 1;
+                at = (at - at % BLOCK_BYTES as u64).saturating_add(BLOCK_BYTES as u64);
+                bytes = BLOCK_BYTES;
+            }
+            Err(Error::File(FileError::Data { .. } | FileError::NoChecksum { .. }))
+                if has_checksums =>
+            {
                 at = (at - at % BLOCK_BYTES as u64).saturating_add(skipped);
                 (bytes, skipped) = (BLOCK_BYTES, skipped.saturating_mul(2));
             }
@@ -227,14 +248,38 @@ mod tests {
         Error::File(FileError::NoChecksum { tree, ino, offset, logical })
     }
 
+    fn bad_data(offset: u64) -> Error {
+        let source = Arc::new(butternut::VolumeError::NoDevices);
+        Error::File(FileError::Data { tree: TreeId(5), ino: Ino(257), offset, source })
+    }
+
     #[test]
     fn an_extent_of_any_size_without_data_takes_few_reads() {
         let mut reads = 0;
-        let verified = verify(1 << 62, &mut |at, _| {
+        let verified = verify(1 << 62, true, &mut |at, _| {
             reads += 1;
             Err(no_data(at))
         });
         assert!(verified.is_none() && reads < 64, "{reads}");
+        let mut reads = 0;
+        let verified = verify(1 << 62, true, &mut |at, _| {
+            reads += 1;
+            Err(bad_data(at))
+        });
+        assert!(verified.is_none() && reads < BAD_BLOCKS_MAX + 64, "{reads}");
+    }
+
+    #[test]
+    fn what_the_checker_does_not_read_is_reported() {
+        let mut read = |at: u64, _: &mut [u8]| match at {
+            0 | 4096 => Err(bad_data(at)),
+            _ => Err(Error::NotSealed),
+        };
+        let verified = verify(1 << 20, false, &mut read);
+        assert!(matches!(verified, Some((0, Error::File(FileError::Data { .. })))), "{verified:?}");
+        // The block behind two bad ones is read.
+        let verified = verify(1 << 20, true, &mut read);
+        assert!(matches!(verified, Some((8192, Error::NotSealed))), "{verified:?}");
     }
 
     #[test]
@@ -243,7 +288,7 @@ mod tests {
         let len = 8 << 20;
         let is_damaged = |at: u64| (at / BLOCK).is_multiple_of(5);
         let (mut good, mut asked) = (0, 0);
-        let verified = verify(len, &mut |at, part| {
+        let verified = verify(len, true, &mut |at, part| {
             asked += part.len() as u64;
             let end = (at + part.len() as u64).min(len);
             let mut blocks = (at / BLOCK..end.div_ceil(BLOCK)).map(|block| block * BLOCK);
@@ -257,7 +302,7 @@ mod tests {
             (0..len / BLOCK).filter(|at| !is_damaged(at * BLOCK)).count() as u64 * BLOCK
         );
         assert!(asked < 4 * len, "{asked}");
-        let verified = verify(len, &mut |at, part| match at {
+        let verified = verify(len, true, &mut |at, part| match at {
             0 => Ok(part.len()),
             _ => Err(Error::NotSealed),
         });

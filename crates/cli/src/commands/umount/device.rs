@@ -55,6 +55,10 @@ fn is_on(mount: &Mount, identity: &str) -> bool {
     let is_same = |path: &str| {
         Path::new(path).metadata().is_ok_and(|found| device_identity(&found) == identity)
     };
-    list("devices").any(|device| device.as_str().is_some_and(|it| it.starts_with(identity)))
-        || list("paths").any(|path| path.as_str().is_some_and(is_same))
+    let mut devices = list("devices").filter_map(|device| device.as_str()).peekable();
+    // The file at a path may be another one by now: paths count only where nothing else is known.
+    if devices.peek().is_some() {
+        return devices.any(|device| device.starts_with(identity));
+    }
+    list("paths").any(|path| path.as_str().is_some_and(is_same))
 }

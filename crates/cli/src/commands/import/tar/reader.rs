@@ -29,8 +29,12 @@ const RECORDS_BYTES_MAX: u64 = 16 << 20;
 const GLOBAL_BYTES_MAX: u64 = 64 << 10;
 /// Maximum size of the header with a name.
 const NAME_BYTES_MAX: u64 = 64 << 10;
-/// The length at which a name is no path any more (`PATH_MAX`).
-const PATH_BYTES_MAX: usize = 4096;
+/// The length at which a target is no path any more (`PATH_MAX`).
+const TARGET_BYTES_MAX: usize = 4096;
+/// Maximum length of a name, which may be longer than a path that programs can open, as in archives
+/// of deep trees; and of its directories, so that commands can remove what was extracted.
+const PATH_BYTES_MAX: usize = 64 << 10;
+const LEVELS_MAX: usize = 2048;
 /// Longer names are shortened in messages.
 const SHOWN_BYTES_MAX: usize = 512;
 /// The user and the group id that no file has.
@@ -172,13 +176,21 @@ impl<R: Read> Reader<R> {
         Err(self.failed(format!("has headers for all members of {bytes} bytes")))
     }
 
-    /// Checks the length of the name of the current member, and of the name that it links to.
-    fn check_paths(&self, name: &[u8], link: &[u8]) -> Result<(), Failure> {
-        for (what, path) in [("name", name), ("target", link)] {
-            if path.len() >= PATH_BYTES_MAX {
-                let bytes = path.len();
-                return Err(self.failed(format!("has a {what} of {bytes} bytes, above 4095")));
+    /// Checks the length of the name of the current member, and of what it links to: a name, or the
+    /// target of a symlink.
+    fn check_paths(&self, name: &[u8], link: &[u8], is_symlink: bool) -> Result<(), Failure> {
+        let link_max = if is_symlink { TARGET_BYTES_MAX - 1 } else { PATH_BYTES_MAX };
+        for (what, path, max) in [("name", name, PATH_BYTES_MAX), ("target", link, link_max)] {
+            let bytes = path.len();
+            if bytes > max {
+                return Err(self.failed(format!("has a {what} of {bytes} bytes, above {max}")));
             }
+        }
+        let levels = name.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).count();
+        if levels > LEVELS_MAX {
+            return Err(
+                self.failed(format!("has {levels} levels of directories, above {LEVELS_MAX}"))
+            );
         }
         Ok(())
     }
@@ -191,8 +203,8 @@ impl<R: Read> Reader<R> {
         self.has_members = true;
         let link = records.link_path.clone().or(before.link);
         let link = link.unwrap_or_else(|| until_zero(&header.as_old().linkname).to_vec());
-        self.check_paths(&name, &link)?;
         let flag = header.as_old().linkflag[0];
+        self.check_paths(&name, &link, flag == b'2')?;
         let is_file = matches!(flag, 0 | b'0' | b'7' | b'S');
         let file_kind = match flag {
             _ if is_file && name.ends_with(b"/") => FileKind::Directory,
