@@ -229,10 +229,10 @@ fn writers(root: &Path, count: usize, stops: &Arc<AtomicBool>) -> Vec<JoinHandle
 }
 
 /// Does something in a thread, and sends a message when it is done.
-fn in_thread(
+fn in_thread<R: Send + 'static>(
     root: &Path,
-    run: impl FnOnce(&Path) -> Result<()> + Send + 'static,
-) -> Receiver<Result<()>> {
+    run: impl FnOnce(&Path) -> Result<R> + Send + 'static,
+) -> Receiver<Result<R>> {
     let (sender, done) = channel();
     let root = root.to_path_buf();
     thread::spawn(move || {
@@ -265,11 +265,10 @@ fn lookups_continue_while_writes_stall(caching: Caching) -> Result<()> {
     let stops = Arc::new(AtomicBool::new(false));
     let writing = writers(&served.root, WRITERS, &stops);
     served.gate.wait_until(|state| state.waiting >= threads)?;
-    // More than the mount has threads, of the files whose writes stall.
+    // More than the mount has threads, of the files whose writes stall. They are closed later: with
+    // write-back caching, the kernel writes a file back before it closes any handle.
     let opens = (0..WRITERS).map(|number| {
-        in_thread(&served.root, move |root| {
-            Ok(drop(File::open(root.join(format!("bulk-{number}")))?))
-        })
+        in_thread(&served.root, move |root| Ok(File::open(root.join(format!("bulk-{number}")))?))
     });
     let opens: Vec<_> = opens.collect();
     let looked_up = in_thread(&served.root, look_all_up).recv_timeout(AT_MOST);
@@ -278,7 +277,7 @@ fn lookups_continue_while_writes_stall(caching: Caching) -> Result<()> {
     served.gate.set(|state| state.is_closed = false);
     looked_up.context("lookups wait for writers")??;
     for one in opened {
-        one.context("an open waits for a writer of the file")??;
+        drop(one.context("an open waits for a writer of the file")??);
     }
     for one in writing {
         one.join().map_err(|_| anyhow::anyhow!("a writer panicked"))??;
