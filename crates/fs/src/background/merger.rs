@@ -58,7 +58,7 @@ impl Filesystem {
             let batch = write_state.dirty_from(from, FILES_PER_BATCH);
             let Some(last) = batch.last() else { return result };
             from = FileId::new(last.id.subvolume, last.id.ino.saturating_add(1));
-            let written = self.write_back_batch(write_state, batch, scope);
+            let written = self.write_back_batch(write_state, &batch, scope);
             result = result.and(written);
         }
     }
@@ -100,7 +100,7 @@ impl Filesystem {
             let Some(last) = batch.last() else { return result };
             from = FileId::new(id, last.id.ino.saturating_add(1));
             batch.retain(|entry| is_wanted(entry));
-            let written = self.write_back_batch(write_state, batch, MergeScope::Whole);
+            let written = self.write_back_batch(write_state, &batch, MergeScope::Whole);
             result = result.and(written);
         }
     }
@@ -111,7 +111,7 @@ impl Filesystem {
         entry: &Arc<InodeEntry>,
         scope: MergeScope,
     ) -> Result<()> {
-        self.write_back_batch(write_state, vec![Arc::clone(entry)], scope)
+        self.write_back_batch(write_state, std::slice::from_ref(entry), scope)
     }
 
     /// Merges pending extents of a file until at most as many writes are pending as `left` says, of
@@ -148,29 +148,34 @@ impl Filesystem {
     fn write_back_batch(
         &self,
         write_state: &WriteState,
-        mut batch: Vec<Arc<InodeEntry>>,
+        batch: &[Arc<InodeEntry>],
         scope: MergeScope,
     ) -> Result<()> {
         let mut written = Ok(());
+        let mut stay_dirty: Vec<FileId> = Vec::new();
         if scope != MergeScope::Part {
             if self.shared.source.has_flusher() {
-                written = self.flush_files(&batch, WritebackReason::Sync);
+                written = self.flush_files(batch, WritebackReason::Sync);
             }
-            batch.retain(|entry| {
+            for entry in batch {
                 // What fails here fails again below, or not at all.
                 let is_passed = merge_pass(write_state, entry).unwrap_or(false);
-                let stays_dirty = is_passed && scope == MergeScope::Acknowledged;
-                if stays_dirty {
+                if is_passed && scope == MergeScope::Acknowledged {
+                    stay_dirty.push(entry.id);
                     // No write to a dirty file asks for the next commit.
                     write_state.signal.changed();
                 }
-                !stays_dirty
-            });
+            }
         }
-        if batch.is_empty() {
+        if stay_dirty.is_empty() {
+            return written.and(self.merge_files(write_state, batch, scope));
+        }
+        let rest = batch.iter().filter(|entry| !stay_dirty.contains(&entry.id));
+        let rest: Vec<_> = rest.cloned().collect();
+        if rest.is_empty() {
             return written;
         }
-        written.and(self.merge_files(write_state, &batch, scope))
+        written.and(self.merge_files(write_state, &rest, scope))
     }
 
     /// Merges files, in ascending order of their ids.
