@@ -376,13 +376,10 @@ fn headers_and_names_are_bounded() {
     let system = |number| global(&format!("SCHILY.xattr.system.{number}"), 60000);
     let same = |_| global("SCHILY.xattr.user.a", 9000);
     let deep = format!("{}f", "a/".repeat(2046));
-    // Longer than the kernel's limit of a path.
-    let long = format!("{}f", format!("{}/", "n".repeat(200)).repeat(22));
     for (bytes, path) in [
         (many(&system, 20), "d/f"),
         (many(&same, 20), "d/f"),
         (archive(&[pax(&[("path", &deep)]), file()]), &format!("d/{deep}")[..]),
-        (archive(&[pax(&[("path", &long)]), file()]), &format!("d/{long}")[..]),
     ] {
         fs::write(volume.dir.path().join("a.tar"), bytes).unwrap();
         volume.ok("import --tar VOL a.tar /d");
@@ -390,6 +387,12 @@ fn headers_and_names_are_bounded() {
         volume.ok("rm -r VOL d");
         volume.ok("mkdir VOL d");
     }
+    // Longer than a path that programs can open.
+    let long = format!("{}f", format!("{}/", "n".repeat(200)).repeat(22));
+    let bytes = archive(&[pax(&[("path", &long)]), file()]);
+    fs::write(volume.dir.path().join("a.tar"), bytes).unwrap();
+    volume.ok("import --tar VOL a.tar /d");
+    volume.ok("rm -r VOL d");
 }
 
 #[test]
