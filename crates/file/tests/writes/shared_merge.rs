@@ -48,7 +48,7 @@ impl Rig {
     /// A direct write of blocks whose contents differ from all earlier ones.
     fn write(&mut self, first: usize, blocks: usize) {
         let write = self.begin(first, blocks);
-        self.complete(write, first, blocks);
+        self.complete(&write, first, blocks);
     }
 
     fn begin(&mut self, first: usize, blocks: usize) -> DirectWrite {
@@ -58,7 +58,7 @@ impl Rig {
         write.expect("space")
     }
 
-    fn complete(&mut self, write: DirectWrite, first: usize, blocks: usize) {
+    fn complete(&mut self, write: &DirectWrite, first: usize, blocks: usize) {
         self.last += 1;
         let place = &mut self.bytes[first * BLOCK..(first + blocks) * BLOCK];
         place.fill(self.last);
@@ -193,7 +193,7 @@ fn a_pass_merges_older_data_that_a_write_behind_it_is_joined_to() {
     rig.write(40, 4);
     let parts = pass(&mut rig, |rig, parts| {
         if let Some(first) = first.take_if(|_| parts == 1) {
-            rig.complete(first, 20, 20);
+            rig.complete(&first, 20, 20);
         }
     });
     assert_eq!(parts, Some(2));

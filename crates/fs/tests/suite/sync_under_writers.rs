@@ -43,7 +43,7 @@ fn make(volume: &TestVolume, commit_seconds: u32) -> (Filesystem, File) {
     let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
     let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
     let file = fs.open_file(id).unwrap();
-    file.write_at(0, &[1; BLOCKS * BLOCK]).unwrap();
+    file.write_at(0, &vec![1; BLOCKS * BLOCK]).unwrap();
     fs.sync().unwrap();
     (fs, file)
 }
