@@ -79,14 +79,14 @@ pub fn kept(repository: &Path) -> PathBuf {
 }
 
 /// Returns the page for an export of `llvm-cov` of the tests that inject failures, and one of all
-/// tests.
+/// tests; `sources` says which sources were built.
 ///
 /// # Errors
 /// A file cannot be read; an export or the rules have another form; a rule matches nothing.
-pub fn page(repository: &Path, injected: &Path, all: &Path) -> Result<String> {
+pub fn page(repository: &Path, injected: &Path, all: &Path, sources: &str) -> Result<String> {
     let exports = Exports { injected: Counts::read(injected)?, all: Counts::read(all)? };
     let branches = branches(repository, Some(&exports))?;
-    page::write(&branches, &rules(repository)?)
+    page::write(&branches, &rules(repository)?, sources)
 }
 
 /// Fails if a rule matches no operator of the sources.

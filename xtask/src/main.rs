@@ -2,13 +2,16 @@
 //!
 //! - `tidy` prints what breaks the rules of the sources.
 //! - `surface` writes the list of the library's public surface.
-//! - `error-branches INJECTED ALL` writes the page of the error branches that the tests have taken,
-//!   from two exports of `llvm-cov`: `scripts/error-branches` calls it.
+//! - `error-branches INJECTED ALL SOURCES` writes the page of the error branches that the tests have
+//!   taken, from two exports of `llvm-cov` and the words for the sources that were built:
+//!   `scripts/error-branches` calls it.
 
 use std::io::{Write, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 use xtask::{error_branches, surface};
+
+const USAGE: &str = "usage: cargo run -p xtask -- tidy|surface|error-branches INJECTED ALL SOURCES";
 
 fn main() -> anyhow::Result<ExitCode> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -16,10 +19,9 @@ fn main() -> anyhow::Result<ExitCode> {
     match words[..] {
         ["tidy"] => print_findings(),
         ["surface"] => write_surface(),
-        ["error-branches", injected, all] => write_error_branches(injected, all),
+        ["error-branches", injected, all, sources] => write_error_branches(injected, all, sources),
         _ => {
-            let usage = "usage: cargo run -p xtask -- tidy|surface|error-branches INJECTED ALL";
-            writeln!(stdout(), "{usage}")?;
+            writeln!(stdout(), "{USAGE}")?;
             Ok(ExitCode::from(2))
         }
     }
@@ -31,9 +33,9 @@ fn write_surface() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn write_error_branches(injected: &str, all: &str) -> anyhow::Result<ExitCode> {
+fn write_error_branches(injected: &str, all: &str, sources: &str) -> anyhow::Result<ExitCode> {
     let repository = xtask::tidy::repository();
-    let page = error_branches::page(&repository, Path::new(injected), Path::new(all))?;
+    let page = error_branches::page(&repository, Path::new(injected), Path::new(all), sources)?;
     std::fs::write(error_branches::kept(&repository), page)?;
     Ok(ExitCode::SUCCESS)
 }

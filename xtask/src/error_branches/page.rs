@@ -33,15 +33,16 @@ shift the numbers of requests, so a few counts differ from run to run.
 
 const COLUMNS: &str = "`?` | injected | otherwise | by rule | left |\n|---|--:|--:|--:|--:|--:|";
 
-/// Returns the page.
+/// Returns the page for sources of which `sources` says which they are.
 ///
 /// # Errors
 /// A rule matches no branch.
-pub fn write(branches: &[Branch], rules: &Rules) -> Result<String> {
+pub fn write(branches: &[Branch], rules: &Rules, sources: &str) -> Result<String> {
     rules.check_used(branches)?;
     let never: Vec<&Branch> = branches.iter().filter(|branch| branch.reached.is_never()).collect();
     let applied = rules.apply(&never);
     let mut text = HEAD.to_owned();
+    writeln!(text, "\nThe counts are those of the sources of {sources}.")?;
     write_crates(&mut text, branches, &applied)?;
     write_groups(&mut text, &applied)?;
     write_files(&mut text, branches, &applied)?;
