@@ -72,16 +72,40 @@ pub struct AllocationRun {
     group: Logical,
 }
 
+/// Space that a file no longer shows, to nobody, and that nothing has referenced.
+#[derive(Debug)]
+#[must_use]
+pub struct ReplacedSpace {
+    source: Source,
+    tree: TreeId,
+    ranges: Vec<DiskRange>,
+}
+
+impl ReplacedSpace {
+    /// Frees it.
+    pub fn release(self) {
+        self.source.release(self.tree, self.ranges);
+    }
+}
+
 impl FileState {
     /// Completes every request in flight on the file, then frees the space whose free was deferred.
     /// The caller holds the inode lock exclusively and no transaction handle.
     pub fn drain(&self) {
-        self.shared.in_flight().drain(self.source.request_owners());
-        if self.shared.in_flight().has_deferred_frees() {
+        self.drain_to_free().release();
+    }
+
+    /// As [`Self::drain`], for a caller that soon gives the exclusive lock up, and frees the space
+    /// then: that may take milliseconds.
+    pub fn drain_to_free(&self) -> ReplacedSpace {
+        let in_flight = self.shared.in_flight();
+        in_flight.drain(self.source.request_owners());
+        let mut ranges = Vec::new();
+        if in_flight.has_deferred_frees() {
             self.shared.wait_for_readahead();
-            let deferred_frees = self.shared.in_flight().take_deferred_frees();
-            self.release(deferred_frees);
+            ranges = in_flight.take_deferred_frees();
         }
+        ReplacedSpace { source: self.source.clone(), tree: self.tree_id(), ranges }
     }
 
     /// Waits until no direct write is in flight on `blocks`, which are about to become dirty (law 4

@@ -17,7 +17,7 @@
 //!    lock ([`crate::writeback::batch`]).
 //! 3. Space that the file no longer shows while readers without its lock may still read it is not
 //!    freed at once. Its free is deferred until a thread holds the inode lock exclusively and has
-//!    drained the file.
+//!    drained the file. That thread takes the space, and may free it when it has unlocked.
 //! 4. A block is never newer in memory than on disk while a direct write of it is in flight. A
 //!    direct write of such a block does not begin ([`crate::direct`]); a change that makes a block
 //!    dirty first waits, with the inode locked exclusively, until the direct writes of that block

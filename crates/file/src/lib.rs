@@ -73,7 +73,7 @@ pub use defragment::{
     DefragmentPlan, DefragmentRule, ExaminedExtent, RewritePart, Rewritten, count_extents,
     start_of_last_extent,
 };
-pub use direct::{AllocationRun, DirectWrite};
+pub use direct::{AllocationRun, DirectWrite, ReplacedSpace};
 pub use error::FileError;
 pub use error_sequence::ErrorCursor;
 pub use extent_map::resolve::{DiskPlace, Resolved};

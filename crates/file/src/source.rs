@@ -25,7 +25,7 @@ use crate::in_flight::{RequestOwner, RequestOwners};
 use crate::pending_total::PendingTotal;
 use crate::shared_file::SharedFile;
 use crate::spare_buffers::SpareBuffers;
-use butternut_format::units::TreeId;
+use butternut_format::units::{DiskRange, TreeId};
 use butternut_pages::{CacheLimits, PageCache};
 use butternut_sys::buffer::Buffer;
 use butternut_sys::lock::{Mutex, rank};
@@ -295,6 +295,15 @@ impl Source {
 
     pub(crate) fn request_owners(&self) -> &RequestOwners {
         &self.0.request_owners
+    }
+
+    /// Frees space that was allocated for data of a subvolume, and that nothing has referenced.
+    pub(crate) fn release(&self, tree: TreeId, ranges: impl IntoIterator<Item = DiskRange>) {
+        for range in ranges {
+            // It fails only on a volume that is open read-only.
+            self.0.forest.release_data(range).ok();
+            self.0.forest.release_quota_charge(tree, range.bytes());
+        }
     }
 
     /// Returns where the sectors of `range` are, and appends their checksums to `checksums`. The

@@ -292,11 +292,7 @@ impl FileState {
 
     /// Frees space that nothing has referenced.
     pub(crate) fn release(&self, ranges: impl IntoIterator<Item = DiskRange>) {
-        for range in ranges {
-            // It fails only on a volume that is open read-only.
-            self.source.forest().release_data(range).ok();
-            self.source.forest().release_quota_charge(self.tree_id(), range.bytes());
-        }
+        self.source.release(self.tree_id(), ranges);
     }
 
     /// Frees the data reservation if no dirty block needs any of it.

@@ -13,7 +13,7 @@
 
 use crate::file::alter::update_item;
 use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
-use crate::sync::RwLockWriteGuard;
+use crate::sync::{RwLockReadGuard, RwLockWriteGuard};
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Filesystem, Result};
 use butternut_file::{ErrorCursor, FileState, MergeFile, PassStep, SharedMerge};
@@ -264,7 +264,12 @@ fn merge_pass(write_state: &WriteState, entry: &InodeEntry) -> Result<bool> {
     if pending() <= PENDING_LEFT {
         return Ok(false);
     }
-    let begun = entry.lock().file.as_deref().and_then(FileState::begin_pass);
+    let (state, replaced) = entry.lock_to_free();
+    let begun = state.file.as_deref().and_then(FileState::begin_pass);
+    drop(state);
+    if let Some(replaced) = replaced {
+        replaced.release();
+    }
     let Some(mut pass) = begun else { return Ok(false) };
     // Each part writes the attributes, too.
     let (mut has_parts, mut is_done) = (false, false);
@@ -298,12 +303,12 @@ fn merge_shared(
     entry: &InodeEntry,
     begin: impl FnOnce(&mut FileState) -> Option<SharedMerge>,
 ) -> Result<bool> {
-    let mut state = entry.lock();
-    let Some(attributes) = entry.cached() else { return Ok(false) };
-    let Some(part) = state.file.as_deref_mut().and_then(begin) else { return Ok(false) };
-    // A thread that changes the attributes from now on sets this again.
-    *state.is_item_stale.get_mut() = false;
-    let state = RwLockWriteGuard::downgrade(state);
+    let (state, replaced) = entry.lock_to_free();
+    let taken = begin_part(entry, state, begin);
+    if let Some(replaced) = replaced {
+        replaced.release();
+    }
+    let Some((state, part, attributes)) = taken else { return Ok(false) };
     let Some(file) = &state.file else { return Ok(false) };
     let mut item = attributes;
     let merged = file.merge_shared(&part, &mut |inode| item = update_item(inode, &attributes));
@@ -316,6 +321,20 @@ fn merge_shared(
     }
     merged?;
     Ok(true)
+}
+
+/// Takes a part of a file's pending extents, and the attributes that go with it. Returns `None`, and
+/// unlocks the file, if there is no such part.
+fn begin_part<'a>(
+    entry: &'a InodeEntry,
+    mut state: RwLockWriteGuard<'a, InodeState>,
+    begin: impl FnOnce(&mut FileState) -> Option<SharedMerge>,
+) -> Option<(RwLockReadGuard<'a, InodeState>, SharedMerge, Inode)> {
+    let attributes = entry.cached()?;
+    let part = begin(state.file.as_deref_mut()?)?;
+    // A thread that changes the attributes from now on sets this again.
+    *state.is_item_stale.get_mut() = false;
+    Some((RwLockWriteGuard::downgrade(state), part, attributes))
 }
 
 fn merge(files: &mut [(&InodeEntry, &mut FileState, ItemUpdate)], scope: MergeScope) -> Result<()> {

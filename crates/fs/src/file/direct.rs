@@ -112,8 +112,11 @@ fn has_many_pending(entry: &InodeEntry) -> bool {
 fn free_replaced(entry: &InodeEntry) {
     let deferred = entry.lock_shared().file.as_deref().map_or(0, FileState::deferred_bytes);
     if deferred >= DEFERRED_BYTES_KICK {
-        // Drains the file.
-        drop(entry.lock());
+        let (state, replaced) = entry.lock_to_free();
+        drop(state);
+        if let Some(replaced) = replaced {
+            replaced.release();
+        }
     }
 }
 

@@ -44,7 +44,7 @@ use super::no_unpin::NoUnpin;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, rank};
 use crate::{Error, FileId, Result};
-use butternut_file::{FileState, FileView};
+use butternut_file::{FileState, FileView, ReplacedSpace};
 use butternut_format::inode::Inode;
 use butternut_sys::wait::Wait;
 use std::collections::HashMap;
@@ -197,6 +197,15 @@ impl InodeEntry {
     /// Takes the inode lock exclusively and drains the file (law 5).
     pub(crate) fn lock(&self) -> RwLockWriteGuard<'_, InodeState> {
         Self::drained(self.lock_without_drain())
+    }
+
+    /// As [`Self::lock`], for a caller that frees replaced space once it has given the exclusive
+    /// lock up.
+    pub(crate) fn lock_to_free(&self) -> (RwLockWriteGuard<'_, InodeState>, Option<ReplacedSpace>) {
+        let state = self.lock_without_drain();
+        let _no_unpin = NoUnpin::begin();
+        let replaced = state.file.as_deref().map(FileState::drain_to_free);
+        (state, replaced)
     }
 
     /// As [`Self::lock`], by a thread that holds the inode lock of smaller ids (law 3), or that of
