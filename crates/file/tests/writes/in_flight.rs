@@ -308,13 +308,16 @@ impl Rig {
         }
     }
 
+    /// Replaced space is freed when others use the file again.
     fn merge_shared(&mut self) {
-        self.file.drain();
-        let Some(part) = self.file.begin_shared_merge() else { return };
+        let replaced = self.file.drain_to_free();
+        let part = self.file.begin_shared_merge();
         for _ in 0..self.dice.below(6) {
             self.begin_direct();
             self.owner.complete_one();
         }
+        replaced.release();
+        let Some(part) = part else { return };
         let merged = self.file.merge_shared(&part, &mut |_| {}).map(drop);
         self.is_done(&merged);
     }
