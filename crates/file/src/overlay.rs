@@ -351,6 +351,12 @@ impl Overlay {
         around.or_else(|| self.pending_extents.range(from..).next()).map(|(start, _)| *start)
     }
 
+    /// Returns the end of the last pending extent, or 0.
+    pub(crate) fn pending_end(&self) -> u64 {
+        let last = self.pending_extents.last_key_value();
+        last.map_or(0, |(start, pending)| start.saturating_add(pending.bytes))
+    }
+
     /// Returns how often extents that were being merged have stayed in the overlay.
     pub(crate) fn merges_aborted(&self) -> u64 {
         self.merges_aborted

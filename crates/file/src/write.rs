@@ -142,8 +142,9 @@ impl FileState {
         let end = end.max(self.size_in_tree);
         if end < self.size() {
             self.shared.set_size(end);
-            // Data that was written after it must not appear when the end moves (law 2).
+            // Data that was written after it must not appear when the end moves (laws 2 and 3).
             self.drop_overlay(end.next_multiple_of(SECTOR_BYTES)..u64::MAX);
+            self.forget_after_end();
         }
         if whole > 0 { Ok(whole) } else { Err(error) }
     }
@@ -425,13 +426,32 @@ impl FileState {
         if !self.has_data_at(start)? {
             return Ok(());
         }
+        self.rewrite_last_block(&blocks, wait)
+    }
+
+    /// Makes a block dirty, with its bytes and with zeroes past the end of the file.
+    fn rewrite_last_block(&mut self, block: &Range<u64>, wait: Wait) -> Result<(), FileError> {
+        let size = self.size();
         self.reserve_metadata(1, 1, size, wait)?;
-        let frame = self.read_block(start, wait)?;
-        let backed = self.choose_backing(&blocks, size, wait)?;
+        let frame = self.read_block(block.start, wait)?;
+        let backed = self.choose_backing(block, size, wait)?;
         if let Some(backing) = backed.first() {
-            self.put_block(start, frame, *backing);
+            self.put_block(block.start, frame, *backing);
         }
         Ok(())
+    }
+
+    /// Takes the bytes past the end, which has moved back, out of the page of the last block. On
+    /// disk they do no harm: a block is read up to the end.
+    fn forget_after_end(&mut self) {
+        let start = self.size() - self.size() % SECTOR_BYTES;
+        let block = start..start + SECTOR_BYTES;
+        if !self.is_newer(start) {
+            self.invalidate_pages(&block);
+        } else if self.size() > start {
+            // The block has what it needs, except perhaps memory.
+            self.rewrite_last_block(&block, Wait::Block).ok();
+        }
     }
 
     /// Whether the block at `start` has data on disk or in the tree, and is not dirty.

@@ -75,7 +75,7 @@ pub struct MountOptions {
     /// Open for reading only: the default.
     pub read_only: bool,
     /// Commit interval in seconds. 0: no committer runs, and commits happen only at a sync and when
-    /// the limits on dirty memory are exceeded (8 MiB of tree blocks); see
+    /// the limits on dirty memory are exceeded (256 MiB of tree blocks); see
     /// [`Filesystem::abandon`](crate::Filesystem::abandon).
     pub commit_seconds: u32,
     /// Commit when space is short, so that freed space can be allocated: deleting on a full volume

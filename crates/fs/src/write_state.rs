@@ -140,6 +140,13 @@ impl WriteState {
         }
     }
 
+    /// Queues a file for the committer to merge, if there is one.
+    pub(crate) fn queue_merge(&self, entry: &Arc<InodeEntry>) {
+        if self.has_committer {
+            self.signal.queue_merge(entry);
+        }
+    }
+
     /// Keeps why the end of writing failed. The first error has the cause, if there are two.
     pub(crate) fn set_end_error(&self, error: Error) {
         // One that is not kept is dropped without the lock.

@@ -233,7 +233,8 @@ pub(crate) struct WriteArgs {
     /// Append to the file
     #[arg(short, long)]
     pub(crate) append: bool,
-    /// With --offset, truncate the file after the last byte written
+    /// With --offset, truncate the file after the last byte written; without, empty it if stdin is
+    /// empty
     #[arg(short, long)]
     pub(crate) truncate: bool,
 }

@@ -1,7 +1,9 @@
 //! `write`: writes stdin to a file.
 //!
-//! 1. Without an offset it replaces the file, as `>` of a shell does: also by nothing.
-//! 2. What may not be written is refused before stdin is read, also if that is empty.
+//! 1. Without an offset it replaces the file, as `>` of a shell does. Only `--truncate` replaces
+//!    what is in a file by nothing: the command before a pipe may have failed.
+//! 2. The volume is opened when stdin has begun: the command before a pipe may read it.
+//! 3. What may not be written is refused also if stdin is empty.
 
 use std::io::{self, ErrorKind, Read};
 
@@ -21,6 +23,9 @@ pub(crate) fn run(global: &GlobalArgs, args: &WriteArgs, out: &mut Output) -> Ou
     let path = text::bytes(&args.path);
     let offset = args.offset.as_deref().map(|typed| crate::args::parse_bytes("--offset", typed));
     let offset = offset.transpose()?;
+    let mut input = io::stdin().lock();
+    let mut buffer = vec![0; WRITE_BYTES];
+    let mut read = read_some(&mut input, &mut buffer)?;
     let mut transaction = Transaction::open(global, &args.volume)?;
     find_or_make(&mut transaction, &path, true)?;
     let id = transaction.find(&path, Follow::Last)?;
@@ -29,22 +34,22 @@ pub(crate) fn run(global: &GlobalArgs, args: &WriteArgs, out: &mut Output) -> Ou
     transaction.filesystem().check_writable(id).map_err(failed)?;
     let start = if args.append { file.len() } else { offset.unwrap_or_default() };
     if offset.is_none() && !args.append {
+        if read == 0 && !args.truncate && !file.is_empty() {
+            let why = "stdin is empty, and the file is not";
+            let failure = Failure::new(text::escaped(&path), why);
+            return Err(failure.hint("--truncate empties it"));
+        }
         let (privileges, mtime) = (Privileges::Strip, Some(SetTime::Now));
         let empty = SetAttributes { privileges, mtime, ..SetAttributes::size(0) };
         transaction.filesystem().set_attributes(id, &empty).map_err(failed)?;
     }
-    // A write of no bytes changes nothing, and is refused like any other (law 2).
+    // A write of no bytes changes nothing, and is refused like any other (law 3).
     file.write_as(start, &[], Privileges::Strip).map_err(failed)?;
     let mut at = start;
-    let mut input = io::stdin().lock();
-    let mut buffer = vec![0; WRITE_BYTES];
-    loop {
-        let read = fill(&mut input, &mut buffer).map_err(|error| Failure::io("stdin", &error))?;
-        if read == 0 {
-            break;
-        }
+    while read > 0 {
         write_all(&file, at, &buffer[..read], Privileges::Strip).map_err(failed)?;
         at += read as u64;
+        read = read_some(&mut input, &mut buffer)?;
     }
     if args.truncate && file.len() != at {
         file.truncate(at).map_err(failed)?;
@@ -70,6 +75,11 @@ pub(super) fn write_all(
         done += file.write_as(offset + done as u64, &bytes[done..], privileges)?;
     }
     Ok(())
+}
+
+/// Reads until the buffer is full or stdin ends.
+fn read_some(input: &mut impl Read, buffer: &mut [u8]) -> Result<usize, Failure> {
+    fill(input, buffer).map_err(|error| Failure::io("stdin", &error))
 }
 
 /// Reads until the buffer is full or the input ends.

@@ -2,8 +2,8 @@
 //! pending when it began.
 //!
 //! ```text
-//! offsets   0 ......... merged_to ......................... end of the file
-//! pending   only newer            what was there, or newer
+//! offsets   0 ......... merged_to ......................... end ......... end of the file
+//! pending   only newer            what was there, or newer      only newer
 //! ```
 //!
 //! Laws:
@@ -13,7 +13,9 @@
 //!    write may have been joined to older data.
 //! 2. A pass does not speak for blocks that are dirty at its beginning, nor for extents of another
 //!    merge that has failed since, wherever they are.
-//! 3. `merged_to` grows with each part, so a pass ends while other threads write.
+//! 3. `merged_to` grows with each part, and `end`, where the last extent ended that was pending at
+//!    the beginning, does not. So a pass ends while other threads write, also one that writes
+//!    just ahead of it to the end of the file.
 
 use super::SharedMerge;
 use crate::state::FileState;
@@ -22,6 +24,7 @@ use crate::state::FileState;
 #[derive(Debug)]
 pub struct MergePass {
     merged_to: u64,
+    end: u64,
     merges_aborted: u64,
 }
 
@@ -41,8 +44,9 @@ impl FileState {
     /// caller holds the inode lock exclusively, and no acknowledged write is in flight.
     pub fn begin_pass(&self) -> Option<MergePass> {
         let is_dirty = self.shared.pages().next_newer(&(0..u64::MAX)).is_some();
-        let merges_aborted = self.shared.overlay().merges_aborted();
-        (!is_dirty).then_some(MergePass { merged_to: 0, merges_aborted })
+        let overlay = self.shared.overlay();
+        let (end, merges_aborted) = (overlay.pending_end(), overlay.merges_aborted());
+        (!is_dirty).then_some(MergePass { merged_to: 0, end, merges_aborted })
     }
 
     /// Begins the next part of a pass. The caller holds the inode lock exclusively until it merges
@@ -50,7 +54,8 @@ impl FileState {
     pub fn next_of_pass(&mut self, pass: &mut MergePass) -> PassStep {
         let overlay = self.shared.overlay();
         let is_aborted = overlay.merges_aborted() != pass.merges_aborted;
-        let is_done = overlay.first_ending_after(pass.merged_to).is_none();
+        let first = overlay.first_ending_after(pass.merged_to);
+        let is_done = first.is_none_or(|start| start >= pass.end);
         drop(overlay);
         if is_aborted {
             return PassStep::Exclusive;

@@ -202,6 +202,22 @@ fn a_pass_merges_older_data_that_a_write_behind_it_is_joined_to() {
 }
 
 #[test]
+fn a_pass_does_not_follow_a_writer_to_the_end_of_the_file() {
+    let mut rig = Rig::new();
+    // What was pending ends at block 39; a write just ahead of each part is not.
+    let mut next = 41;
+    let parts = pass(&mut rig, |rig, parts| {
+        if parts > 0 && next < BLOCKS {
+            rig.write(next, 1);
+            next += 2;
+        }
+    });
+    assert_eq!(parts, Some(2));
+    assert!(rig.file.pending_writes() > 0, "the pass has left what is newer");
+    rig.assert_committed();
+}
+
+#[test]
 fn a_pass_ends_if_another_merge_of_the_file_has_failed() {
     let mut rig = Rig::new();
     let mut pass = rig.file.begin_pass().expect("no dirty blocks");

@@ -55,10 +55,10 @@ impl Committer {
                 match signal_of_thread.next_work(every) {
                     // A failure is kept: the volume is read-only then, with the cause.
                     Work::Commit => drop(filesystem.write_back_and_commit()),
-                    Work::Merge(entries) => {
+                    Work::Merge(entry) => {
                         let write_state = filesystem.shared.write_state.as_ref();
                         if let Some(write_state) = write_state.filter(|it| !it.is_abandoned()) {
-                            filesystem.merge_queued(write_state, &entries);
+                            filesystem.merge_queued(write_state, &entry);
                         }
                     }
                     Work::Stop => return,

@@ -2,6 +2,7 @@
 
 use crate::inode::table::InodeEntry;
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,13 +26,13 @@ struct State {
     is_kicked: bool,
     is_stopped: bool,
     /// Files with many pending writes.
-    to_merge: Vec<Arc<InodeEntry>>,
+    to_merge: VecDeque<Arc<InodeEntry>>,
 }
 
 /// What the committer does next.
 pub(super) enum Work {
     Commit,
-    Merge(Vec<Arc<InodeEntry>>),
+    Merge(Arc<InodeEntry>),
     Stop,
 }
 
@@ -80,11 +81,11 @@ impl Signal {
         self.wake.notify_all();
     }
 
-    /// Queues a file for the committer to merge.
+    /// Queues a file for the committer to merge. There is one.
     pub(crate) fn queue_merge(&self, entry: &Arc<InodeEntry>) {
         let mut state = self.state();
         if !state.to_merge.iter().any(|known| known.id == entry.id) {
-            state.to_merge.push(Arc::clone(entry));
+            state.to_merge.push_back(Arc::clone(entry));
             self.wake.notify_all();
         }
     }
@@ -114,8 +115,8 @@ impl Signal {
             if state.is_kicked || left.is_some_and(|left| left.is_zero()) {
                 return Work::Commit;
             }
-            if !state.to_merge.is_empty() {
-                return Work::Merge(std::mem::take(&mut state.to_merge));
+            if let Some(entry) = state.to_merge.pop_front() {
+                return Work::Merge(entry);
             }
             state = match left {
                 None => self.wake.wait(state),

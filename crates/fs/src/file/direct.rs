@@ -39,7 +39,7 @@ const PENDING_STEP: u64 = 2 << 10;
 const OWN_PARTS_MAX: u64 = 8;
 /// Parts of a merge that the committer makes for the writers of a file before it looks for other
 /// work. They write on, and ask again.
-const QUEUED_PARTS_MAX: u64 = 1 << 10;
+const QUEUED_PARTS_MAX: u64 = 1 << 6;
 /// Delay of a queue's write when as many writes are pending as may be. With fewer, the delay is
 /// this times the square of the fraction of the way from [`kick`]. So queues slow down to the rate
 /// of merging without stopping.
@@ -136,14 +136,12 @@ impl Filesystem {
         drop(self.merge_down_to(write_state, entry, left, OWN_PARTS_MAX));
     }
 
-    /// Frees replaced space, and merges pending extents, of some files for their writers. A file
-    /// keeps an error of it for its next sync.
-    pub(crate) fn merge_queued(&self, write_state: &WriteState, entries: &[Arc<InodeEntry>]) {
-        for entry in entries {
-            free_replaced(entry);
-            if has_many_pending(entry) {
-                drop(self.merge_down_to(write_state, entry, left, QUEUED_PARTS_MAX));
-            }
+    /// Frees replaced space, and merges pending extents, of a file for its writers. The file keeps
+    /// an error of it for its next sync.
+    pub(crate) fn merge_queued(&self, write_state: &WriteState, entry: &Arc<InodeEntry>) {
+        free_replaced(entry);
+        if has_many_pending(entry) {
+            drop(self.merge_down_to(write_state, entry, left, QUEUED_PARTS_MAX));
         }
     }
 
@@ -227,7 +225,7 @@ impl File {
         let mut state = filesystem.lock_shared_to_write(write_state, entry, Wait::Block)?;
         match Pending::of(&state) {
             Pending::Few => {}
-            Pending::Many { .. } => write_state.signal.queue_merge(entry),
+            Pending::Many { .. } => write_state.queue_merge(entry),
             Pending::TooMany => {
                 drop(state);
                 filesystem.merge_excess(write_state, entry);

@@ -209,12 +209,13 @@ impl Queue {
                 self.throttle_delay += pause;
                 if count.abs_diff(self.pending_seen) >= PENDING_REPORT_STEP {
                     self.pending_seen = count;
-                    write_state.signal.queue_merge(entry);
+                    write_state.queue_merge(entry);
                 }
             }
             Pending::TooMany => {
-                // For a thread that may not wait, the committer makes room.
-                write_state.signal.queue_merge(entry);
+                // For a thread that may not wait, the committer makes room. Without one, a write
+                // that may wait does.
+                write_state.queue_merge(entry);
                 may_block(wait)?;
                 drop(state);
                 filesystem.merge_excess(write_state, entry);
