@@ -287,6 +287,33 @@ fn a_recursive_deletion_takes_subvolumes_and_those_inside_them() {
     assert_eq!(butternut(&["subvolume", "list", &image]).ok(), "");
 }
 
+/// The default may be the one that is named, or inside it.
+#[test]
+fn a_recursive_deletion_with_the_default_subvolume_deletes_nothing() {
+    const NAME: &str = "a_recursive_deletion_with_the_default_subvolume_deletes_nothing";
+    if !kernel_tests_enabled(NAME) {
+        return;
+    }
+    let (_scratch, image) = volume();
+    let before = butternut(&["subvolume", "list", &image]).ok();
+    let refused = |words: &[&str], path: &str| {
+        let message = butternut(words).failure();
+        let wanted = format!("{path}: is the default subvolume, which cannot be deleted (");
+        assert!(message.strip_prefix("butternut: ").unwrap_or(&message).starts_with(&wanted));
+    };
+    for default in ["top", "top/a"] {
+        butternut(&["subvolume", "set-default", &image, default]).ok();
+        refused(&["subvolume", "delete", "-R", &format!("{image}@5"), "top"], default);
+        let mount_point = MountPoint::new();
+        butternut(&["mount", &format!("{image}@5"), mount_point.name()]).ok();
+        let top = format!("{}/top", mount_point.name());
+        let shown = if default == "top" { &top } else { default };
+        refused(&["subvolume", "delete", "-R", &top], shown);
+        butternut(&["umount", mount_point.name()]).ok();
+        assert_eq!(butternut(&["subvolume", "list", &image]).ok(), before);
+    }
+}
+
 #[test]
 fn a_recursive_deletion_on_a_mount_takes_subvolumes_and_those_inside_them() {
     const NAME: &str = "a_recursive_deletion_on_a_mount_takes_subvolumes_and_those_inside_them";

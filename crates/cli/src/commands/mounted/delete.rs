@@ -6,7 +6,9 @@
 //! 3. A recursive deletion opens a path again, and compares the subvolume with the one that was
 //!    looked up: a user may have put another directory in its place. This one descriptor has the
 //!    id, the list of the subvolumes inside, and the volume that they are deleted in.
-//! 4. A path that does not exist any more, because a recursive deletion has deleted its subvolume,
+//! 4. If the default subvolume is among those that a recursive deletion of a path deletes, none of
+//!    them is.
+//! 5. A path that does not exist any more, because a recursive deletion has deleted its subvolume,
 //!    is no failure.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -182,7 +184,7 @@ impl Deletion<'_> {
         Ok(())
     }
 
-    /// Returns whether a path has no subvolume because this deletion was recursive (law 4).
+    /// Returns whether a path has no subvolume because this deletion was recursive (law 5).
     fn has_deleted(&self, target: &Target<'_>, error: &io::Error) -> bool {
         matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::STALE))
             && target.identity.is_some_and(|identity| self.deleted.contains(&identity))
@@ -197,6 +199,13 @@ impl Deletion<'_> {
             return Ok(None);
         }
         let all = volume.subvolumes()?;
+        let default = volume.default_subvolume()?;
+        if id == default {
+            return Err(default_stays(target.path.as_os_str().as_bytes()));
+        }
+        if let Some(inside) = inside(&all, id).into_iter().find(|inside| inside.id == default) {
+            return Err(default_stays(inside.path.as_ref().unwrap_or(&inside.name)));
+        }
         let path_of = |id| {
             let found = all.iter().find(|found| found.id == id);
             found.and_then(|found| found.path.as_deref())
@@ -224,6 +233,12 @@ impl Deletion<'_> {
     }
 }
 
+/// Describes the refusal to delete the default subvolume.
+pub(crate) fn default_stays(path: &[u8]) -> Failure {
+    Failure::new(text::escaped(path), "is the default subvolume, which cannot be deleted")
+        .hint("`butternut subvolume set-default` makes another one the default")
+}
+
 /// What to do about a subvolume inside a read-only one.
 pub(crate) fn writable_first(around: &str) -> String {
     format!(
@@ -242,8 +257,7 @@ fn refused(volume: &MountedVolume<'_>, path: &Path, id: Option<u64>, error: &io:
     }
     let shown = text::escaped(path.as_os_str().as_bytes());
     if id.is_some_and(|id| volume.default_subvolume().is_ok_and(|default| default == id)) {
-        return Failure::new(shown, "is the default subvolume, which cannot be deleted")
-            .hint("`butternut subvolume set-default` makes another one the default");
+        return default_stays(path.as_os_str().as_bytes());
     }
     let why = "is in use: a send or a receive reads it, or it has a swap file that is in use";
     Failure::new(shown, why).hint(

@@ -3,7 +3,8 @@
 //! Laws:
 //!
 //! 1. All subvolumes are looked up before the first one is deleted, except those of a mounted
-//!    volume that are named by id. So a mistyped name deletes nothing.
+//!    volume that are named by id. So a mistyped name deletes nothing, nor does the default
+//!    subvolume among them.
 //! 2. The space of those that were deleted is freed, and they are reported, also if a further
 //!    deletion fails.
 //! 3. A subvolume that several arguments name, itself or by one around it, is deleted once.
@@ -48,8 +49,13 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeDeleteArgs, out: &mut Out
         let (location, id) = location_at(&transaction, &text::bytes(path))?;
         named.add(&transaction, id, location, args.recursive)?;
     }
+    let default = transaction.filesystem().default_subvolume();
+    let default = default.map_err(|error| transaction.failure(&error))?;
+    if let Some((_, location)) = named.locations.iter().find(|(id, _)| *id == default) {
+        return Err(mounted::delete::default_stays(&location.path));
+    }
     let mut ids = Vec::new();
-    let mut done = named.locations.iter().try_for_each(|location| {
+    let mut done = named.locations.iter().try_for_each(|(_, location)| {
         ids.push(delete(&mut transaction, location)?);
         Ok(())
     });
@@ -84,7 +90,7 @@ fn delete(transaction: &mut Transaction, location: &Location) -> Result<u64, Fai
 /// The subvolumes to delete, in order.
 #[derive(Default)]
 struct Named {
-    locations: Vec<Location>,
+    locations: Vec<(u64, Location)>,
     ids: BTreeSet<u64>,
 }
 
@@ -113,7 +119,7 @@ impl Named {
 
     fn push(&mut self, id: u64, location: Location) {
         if self.ids.insert(id) {
-            self.locations.push(location);
+            self.locations.push((id, location));
         }
     }
 }
