@@ -2,8 +2,8 @@
 //!
 //! - `tidy` prints what breaks the rules of the sources.
 //! - `surface` writes the list of the library's public surface.
-//! - `error-branches INJECTED ALL SOURCES` writes the page of the error branches that the tests have
-//!   taken, from two exports of `llvm-cov` and the words for the sources that were built:
+//! - `error-branches INJECTED ALL SOURCES` writes the page of the error branches that the tests
+//!   have taken, from two exports of `llvm-cov` and the words for the sources that were built:
 //!   `scripts/error-branches` calls it.
 
 use std::io::{Write, stdout};

@@ -72,7 +72,7 @@ pub struct AllocationRun {
     group: Logical,
 }
 
-/// Space that a file no longer shows, to nobody, and that nothing has referenced.
+/// Space that a file shows to no reader any more, and that nothing has referenced.
 #[derive(Debug)]
 #[must_use]
 pub struct ReplacedSpace {

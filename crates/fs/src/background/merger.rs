@@ -323,8 +323,8 @@ fn merge_shared(
     Ok(true)
 }
 
-/// Takes a part of a file's pending extents, and the attributes that go with it. Returns `None`, and
-/// unlocks the file, if there is no such part.
+/// Takes a part of a file's pending extents, and the attributes that go with it. Returns `None`,
+/// and unlocks the file, if there is no such part.
 fn begin_part<'a>(
     entry: &'a InodeEntry,
     mut state: RwLockWriteGuard<'a, InodeState>,
