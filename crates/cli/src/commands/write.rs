@@ -33,6 +33,8 @@ pub(crate) fn run(global: &GlobalArgs, args: &WriteArgs, out: &mut Output) -> Ou
     let file = transaction.filesystem().open_file(id).map_err(failed)?;
     transaction.filesystem().check_writable(id).map_err(failed)?;
     let start = if args.append { file.len() } else { offset.unwrap_or_default() };
+    // A write of no bytes changes nothing, and is refused like any other (law 3).
+    file.write_as(start, &[], Privileges::Strip).map_err(failed)?;
     if offset.is_none() && !args.append {
         if read == 0 && !args.truncate && !file.is_empty() {
             let why = "stdin is empty, and the file is not";
@@ -43,8 +45,6 @@ pub(crate) fn run(global: &GlobalArgs, args: &WriteArgs, out: &mut Output) -> Ou
         let empty = SetAttributes { privileges, mtime, ..SetAttributes::size(0) };
         transaction.filesystem().set_attributes(id, &empty).map_err(failed)?;
     }
-    // A write of no bytes changes nothing, and is refused like any other (law 3).
-    file.write_as(start, &[], Privileges::Strip).map_err(failed)?;
     let mut at = start;
     while read > 0 {
         write_all(&file, at, &buffer[..read], Privileges::Strip).map_err(failed)?;
