@@ -24,7 +24,7 @@ fn at(block: usize) -> u64 {
     u64::try_from(block * BLOCK).unwrap()
 }
 
-/// Each thread of a mount that waited here would serve nobody else.
+/// A thread of a mount that waited here would serve no other request.
 #[test]
 fn a_file_is_opened_while_its_writes_are_held_by_a_device() {
     let volume = TestVolume::new();

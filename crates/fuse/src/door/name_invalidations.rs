@@ -15,8 +15,8 @@
 //!    meanwhile, and a process that ends without that releases the volume.
 //! 2. The caller of a request waits for that thread until the mount ends, so there are at most as
 //!    many of them as such calls, which are limited for users ([`user_limit`]). The names below a
-//!    name have at most [`THREADS_BELOW_MAX`] more. The caller does not wait for these, but its call
-//!    is counted until the last of them has ended.
+//!    name have at most [`THREADS_BELOW_MAX`] more. The caller does not wait for these, but its
+//!    call is counted until the last of them has ended.
 //! 3. Of the names below a name, those of one directory wait for its lock in one thread. When that
 //!    takes longer than [`STALL`], another thread goes on with the other directories. Where
 //!    programs hold the locks of as many directories as there may be threads, the names in the rest
