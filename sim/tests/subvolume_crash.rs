@@ -1,13 +1,14 @@
-//! Crashes while subvolumes and snapshots are made, changed, deleted and freed: each leaves what
-//! was durable, and the next open goes on with what was being freed. Every second workload has
-//! quotas, whose numbers are exact after each crash.
+//! Crashes while subvolumes and snapshots are made, changed, renamed, exchanged, deleted and freed:
+//! each leaves what was durable, and the next open goes on with what was being freed. Every second
+//! workload has quotas, whose numbers are exact after each crash.
 //!
 //! `BUTTERNUT_LONG=1` checks more workloads; `BUTTERNUT_SEED=N` checks one.
 
 use anyhow::{Context, Result, ensure};
 use butternut::format::quota::STATUS_INCONSISTENT;
 use butternut::{
-    FileId, FileKind, Filesystem, Follow, MountOptions, NewInode, RecursiveSnapshot, SnapshotAccess,
+    FileId, FileKind, Filesystem, Follow, MountOptions, NewInode, RecursiveSnapshot, RenameFlags,
+    SnapshotAccess,
 };
 use butternut_device::{Crash, CrashImage, CrashOptions, Device, RecordingDevice};
 use butternut_mkfs::MkfsOptions;
@@ -49,11 +50,13 @@ impl Run {
     /// Makes one change of the volume and syncs it.
     fn step(&mut self) -> Result<()> {
         let count = self.contents.len();
-        match self.random.index(10) {
+        match self.random.index(12) {
             0..4 if count > 0 => self.write()?,
             4 | 5 if count < SUBVOLUMES_MAX => self.create()?,
             6 | 7 if count > 0 && count < SUBVOLUMES_MAX => self.snapshot()?,
             8 if count > 1 => self.delete()?,
+            10 if count > 0 => self.rename()?,
+            11 if count > 1 => self.exchange()?,
             _ => self.clean()?,
         }
         Ok(self.filesystem.sync()?)
@@ -128,14 +131,57 @@ impl Run {
         while self.contents.contains_key(&inner_path(&path)) {
             path = inner_path(&path);
         }
-        let slash = path.iter().rposition(|byte| *byte == b'/');
-        let (dir, name) = match slash {
-            Some(at) => (self.filesystem.resolve(&path[..at], Follow::Last)?, &path[at + 1..]),
-            None => (self.filesystem.root(), &path[..]),
-        };
+        let (dir, name) = self.place(&path)?;
         self.filesystem.delete_subvolume(dir, name)?;
         self.contents.remove(&path);
         Ok(())
+    }
+
+    /// Returns the directory of a path, and the name there.
+    fn place<'p>(&self, path: &'p [u8]) -> Result<(FileId, &'p [u8])> {
+        let slash = path.iter().rposition(|byte| *byte == b'/');
+        Ok(match slash {
+            Some(at) => (self.filesystem.resolve(&path[..at], Follow::Last)?, &path[at + 1..]),
+            None => (self.filesystem.root(), path),
+        })
+    }
+
+    /// Moves a subvolume to the top, over an empty directory.
+    fn rename(&mut self) -> Result<()> {
+        let (from, to) = (self.any(), self.name());
+        self.filesystem.mkdir(self.filesystem.root(), &to, &new(0o755))?;
+        let flags = RenameFlags::default();
+        self.filesystem.rename(self.place(&from)?, self.place(&to)?, flags)?;
+        self.swap(&from, &to);
+        Ok(())
+    }
+
+    /// Exchanges two subvolumes, of which none is inside the other.
+    fn exchange(&mut self) -> Result<()> {
+        let (one, other) = (self.any(), self.any());
+        let is_inside = |one: &[u8], other: &[u8]| {
+            one.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+        };
+        if is_inside(&one, &other) || is_inside(&other, &one) {
+            return Ok(());
+        }
+        let flags = RenameFlags { exchange: true, ..RenameFlags::default() };
+        self.filesystem.rename(self.place(&one)?, self.place(&other)?, flags)?;
+        self.swap(&one, &other);
+        Ok(())
+    }
+
+    /// Exchanges what is at two paths, and below them.
+    fn swap(&mut self, one: &[u8], other: &[u8]) {
+        let moved = |path: Vec<u8>| {
+            let to = |from: &[u8], to: &[u8]| {
+                let rest = path.strip_prefix(from)?;
+                (rest.is_empty() || rest[0] == b'/').then(|| [to, rest].concat())
+            };
+            to(one, other).or_else(|| to(other, one)).unwrap_or(path)
+        };
+        let contents = std::mem::take(&mut self.contents);
+        self.contents = contents.into_iter().map(|(path, files)| (moved(path), files)).collect();
     }
 
     /// Frees a part of what was deleted.

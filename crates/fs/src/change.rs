@@ -106,21 +106,30 @@ impl Change<'_> {
     /// Writes an inode's item. For a file, the size and the byte count stay as they are: the `file`
     /// crate changes them together with the extents.
     pub(crate) fn put(&self, ino: Ino, inode: &Inode) -> Result<()> {
-        if inode.kind != FileKind::File {
-            return self.step(names::put_inode(&self.edit, ino, inode));
-        }
-        let key = Key::new(ino.0, ItemType::INODE_ITEM, 0);
-        let mut is_sound = false;
-        let found = self.edit.update(&key, &mut |item| {
-            let Ok(was) = Inode::check(item) else { return };
-            let now = Inode { size: was.size, bytes_used: was.bytes_used, ..*inode };
-            item.copy_from_slice(&now.to_bytes());
-            is_sound = true;
-        });
-        if self.step(found.map_err(NamesError::from))? && is_sound {
-            return Ok(());
-        }
-        let source = Refused::new("inode", "none", "the item that was read before");
-        Err(Error::Tree(self.edit.fail(TreeError::Corrupt { tree: self.edit.id(), source })))
+        self.step(put_attributes(&self.edit, ino, inode))
     }
+}
+
+/// As [`Change::put`], for edits of a commit.
+pub(crate) fn put_attributes(
+    edit: &TreeEdit<'_>,
+    ino: Ino,
+    inode: &Inode,
+) -> Result<(), NamesError> {
+    if inode.kind != FileKind::File {
+        return names::put_inode(edit, ino, inode);
+    }
+    let key = Key::new(ino.0, ItemType::INODE_ITEM, 0);
+    let mut is_sound = false;
+    let is_found = edit.update(&key, &mut |item| {
+        let Ok(was) = Inode::check(item) else { return };
+        let now = Inode { size: was.size, bytes_used: was.bytes_used, ..*inode };
+        item.copy_from_slice(&now.to_bytes());
+        is_sound = true;
+    })?;
+    if is_found && is_sound {
+        return Ok(());
+    }
+    let source = Refused::new("inode", "none", "the item that was read before");
+    Err(NamesError::Tree(edit.fail(TreeError::Corrupt { tree: edit.id(), source })))
 }

@@ -12,6 +12,7 @@ use crate::notice::Notice;
 use crate::stats::lane_counters::LaneCounters;
 use crate::stats::latency::{Latencies, Mark, Operation, Timed};
 use crate::stats::sync_counters::SyncCounters;
+use crate::subvolume::exchanges::Exchanges;
 use crate::subvolume::roots::Roots;
 use crate::tunables::{SharedTunables, Tunables};
 use crate::write_state::WriteState;
@@ -54,6 +55,7 @@ pub(crate) struct Shared {
     pub(crate) forest: Arc<Forest>,
     pub(crate) notices: Vec<Notice>,
     pub(crate) roots: Roots,
+    pub(crate) exchanges: Exchanges,
     pub(crate) inodes: InodeCache,
     pub(crate) source: Source,
     /// Which losses of file data [`Filesystem::sync`] has returned.

@@ -14,6 +14,7 @@ use crate::notice::notices;
 use crate::stats::lane_counters::LaneCounters;
 use crate::stats::latency::Latencies;
 use crate::stats::sync_counters::SyncCounters;
+use crate::subvolume::exchanges::Exchanges;
 use crate::subvolume::roots::Roots;
 use crate::tunables::SharedTunables;
 use crate::write_state::WriteState;
@@ -107,6 +108,7 @@ impl Filesystem {
             notices: notices(&volume, log_failure.as_deref()),
             forest,
             roots: Roots::default(),
+            exchanges: Exchanges::default(),
             inodes: InodeCache::new(options.inode_cache_entries),
             source,
             errors: ErrorCursor::default(),

@@ -54,6 +54,9 @@ pub trait FilesystemExt {
     /// [`Error::ReadOnly`]; [`Error::Stale`] if there is no such subvolume.
     fn check_writable(&self, id: FileId) -> Result<()>;
 
+    /// Returns the generation of the last commit.
+    fn committed_generation(&self) -> u64;
+
     /// Returns the cookie after the last entry that the directory has now.
     fn end_of_listing(&self, dir: FileId) -> Result<u64>;
 
@@ -259,6 +262,10 @@ impl FilesystemExt for Filesystem {
 
     fn report_losses(&self, report: LossReport) -> Result<()> {
         Filesystem::report_losses(self, report)
+    }
+
+    fn committed_generation(&self) -> u64 {
+        self.forest().committed_generation().0
     }
 
     fn hold_last_commit(&self) -> Result<HeldCommit<'_>> {

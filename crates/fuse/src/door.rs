@@ -17,6 +17,8 @@
 //! | `ioctl_defragment` | IOCTL: defragmentation of files |
 //! | `ioctl_extents` | IOCTL: extents of a file, deduplication |
 //! | `ioctl_flags` | IOCTL: inode flags (`chattr`) |
+//! | `ioctl_info` | IOCTL: the volume and its devices |
+//! | `ioctl_lookup` | IOCTL: lookups of subvolumes by any user |
 //! | `ioctl_search` | IOCTL: searches of trees |
 //! | `interrupts` | INTERRUPT |
 //! | `ioctl_verity` | IOCTL: fs-verity |
@@ -46,6 +48,8 @@ mod interrupts;
 mod ioctl_defragment;
 mod ioctl_extents;
 mod ioctl_flags;
+mod ioctl_info;
+mod ioctl_lookup;
 mod ioctl_search;
 mod ioctl_subvolume;
 mod ioctl_verity;

@@ -26,6 +26,7 @@ impl Errno {
     pub(crate) const EBUSY: Self = Self(16);
     pub(crate) const EEXIST: Self = Self(17);
     pub(crate) const EXDEV: Self = Self(18);
+    pub(crate) const ENODEV: Self = Self(19);
     pub(crate) const ENOTDIR: Self = Self(20);
     pub(crate) const EISDIR: Self = Self(21);
     pub(crate) const EINVAL: Self = Self(22);

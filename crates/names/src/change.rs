@@ -9,6 +9,7 @@
 //! | [`unlink_last`] | removed | removed, and the inode with it |
 //! | [`rename`] | removed from one directory, added to or replaced in another | moved |
 //! | [`exchange`] | both are replaced, each with the target of the other | both are moved |
+//! | [`replace`] | replaced | that of the old target is removed, that of the new one added |
 //!
 //! Laws:
 //!
@@ -163,6 +164,15 @@ pub fn exchange(
     let other_index = remove_known_reference(edit, &other.old())?;
     entry::replace(edit, &to_other, other_index)?;
     entry::replace(edit, &to_one, one_index)
+}
+
+/// Makes an existing name refer to another target, under a new index. `old` is how its target so
+/// far refers back to it.
+pub fn replace(edit: &impl EditItems, new: &NewName<'_>, old: OldTarget) -> Result<(), NamesError> {
+    add_reference(edit, new)?;
+    let old = OldName { dir: new.dir, name: new.name, target: old };
+    let index = remove_known_reference(edit, &old)?;
+    entry::replace(edit, new, index)
 }
 
 /// One side of an exchange.

@@ -43,7 +43,7 @@ mod xattr;
 pub use acl::{
     ACCESS_ACL, Acl, AclAndMode, AclEntry, AclTag, DEFAULT_ACL, Inherited, inherit as inherit_acl,
 };
-pub use change::{Exchanged, Move, create, exchange, link, rename, unlink, unlink_last};
+pub use change::{Exchanged, Move, create, exchange, link, rename, replace, unlink, unlink_last};
 pub use entry::{NewName, check_addable, find_index, retarget};
 pub use error::NamesError;
 pub use inode::{

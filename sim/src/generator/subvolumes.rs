@@ -75,13 +75,17 @@ impl Generator {
         Operation::DeleteSubvolume { at: at.at.clone() }
     }
 
-    /// Returns a rename of a subvolume.
+    /// Returns a rename of a subvolume, or an exchange of two.
     fn subvolume_rename(&mut self, known: &[Subvolume]) -> Operation {
         if known.is_empty() {
             return Operation::Subvolume { at: self.subvolume_place(known) };
         }
-        let (from, to) = (self.random.pick(known).at.clone(), self.subvolume_place(known));
-        Operation::Rename { from, to, how: Renaming::Plain }
+        let from = self.random.pick(known).at.clone();
+        if self.random.one_in(2) {
+            let to = self.random.pick(known).at.clone();
+            return Operation::Rename { from, to, how: Renaming::Exchange };
+        }
+        Operation::Rename { from, to: self.subvolume_place(known), how: Renaming::Plain }
     }
 
     fn clone_of(&mut self, model: &Model) -> Operation {
@@ -188,8 +192,12 @@ pub(super) fn is_modelled(operation: &Operation, model: &Model, without: Without
         Operation::Chown { at, .. } if model.has_placeholder(at) => return false,
         Operation::Rename { from, to, how } => {
             let is_of_subvolume = [from, to].into_iter().any(|at| model.is_subvolume(at));
-            let is_plain = matches!(how, Renaming::Plain | Renaming::NoReplace);
-            if is_of_subvolume && (!is_plain || model.exists(to)) {
+            let is_predictable = match how {
+                Renaming::Plain | Renaming::NoReplace => !model.exists(to),
+                Renaming::Exchange => [from, to].into_iter().all(|at| model.is_subvolume(at)),
+                Renaming::Whiteout => false,
+            };
+            if is_of_subvolume && !is_predictable {
                 return false;
             }
             is_of_subvolume

@@ -210,7 +210,7 @@ impl Model {
     fn rename(&mut self, from: &Bytes, to: &Bytes, how: Renaming) -> Answer<()> {
         let (from_dir, from_name) = self.parent(from)?;
         let (to_dir, to_name) = self.parent(to)?;
-        self.may_cross((from_dir, from_name), to_dir, how)?;
+        self.may_cross((from_dir, from_name), (to_dir, to_name), how)?;
         let source = self.step(from_dir, from_name)?;
         if to_name.len() > NAME_BYTES_MAX {
             return Err(errno::NAME_TOO_LONG);
@@ -252,6 +252,10 @@ impl Model {
         if is_dir && from_dir != to_dir {
             self.may_change_subvolume(self.inode(source))?;
         }
+        let exchanged = target.filter(|_| is_exchange && from_dir != to_dir);
+        if let Some(target) = exchanged.filter(|target| self.inode(*target).is_directory()) {
+            self.may_change_subvolume(self.inode(target))?;
+        }
         if !self.subvolumes.contains_key(&source) {
             self.are_in_one_subvolume(from_dir, to_dir)?;
         }
@@ -272,15 +276,19 @@ impl Model {
     }
 
     /// Checks whether a name may move to another subvolume, for subjects that do it first.
-    fn may_cross(&self, from: (u64, &[u8]), to_dir: u64, how: Renaming) -> Answer<()> {
+    fn may_cross(&self, from: (u64, &[u8]), to: (u64, &[u8]), how: Renaming) -> Answer<()> {
         if !self.rules.checks_subvolumes_first || from.1.len() > NAME_BYTES_MAX {
             return Ok(());
         }
-        let crosses = self.are_in_one_subvolume(from.0, to_dir);
-        if crosses.is_err() && matches!(how, Renaming::Plain | Renaming::NoReplace) {
-            // A subvolume may cross.
-            let source = self.step(from.0, from.1)?;
-            return if self.subvolumes.contains_key(&source) { Ok(()) } else { crosses };
+        let crosses = self.are_in_one_subvolume(from.0, to.0);
+        if crosses.is_err() && how != Renaming::Whiteout {
+            // A subvolume may cross, and two of them in an exchange.
+            let mut moved = vec![self.step(from.0, from.1)?];
+            if how == Renaming::Exchange {
+                moved.push(self.step(to.0, to.1)?);
+            }
+            let is_subvolume = |ino| self.subvolumes.contains_key(ino);
+            return if moved.iter().all(is_subvolume) { Ok(()) } else { crosses };
         }
         crosses
     }

@@ -6,13 +6,14 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// A command, words that btrfs-progs accepts behind it, and what to say about them.
 type Row = (&'static str, &'static [&'static str], &'static str);
 
-const ROWS: [Row; 21] = [
+const ROWS: [Row; 23] = [
     ("subvolume create", &["-p", "--parents"], "`butternut mkdir -p` makes the directories above"),
     ("subvolume delete", &["--dry-run"], "`butternut subvolume list -o` shows what is inside"),
     ("subvolume list", &["-G", "-C"], "--sort=gen and --sort=ogen sort by generations"),
     ("subvolume show", &["-r", "--rootid"], "name the subvolume by its id: VOLUME@ID"),
     ("subvolume show", &["-u", "--uuid"], "`butternut subvolume list -u` shows the ids of all"),
     ("subvolume", &["find-new"], "`butternut find --mtime` finds files by their time"),
+    ("subvolume sync", &["-s"], "it waits for the process of the mount, which needs no interval"),
     ("send", &["-e"], "each stream has its end command; `receive` reads several in a row"),
     ("receive", &["-m"], "the volume is named instead, or any directory of a mount"),
     ("receive", &["-E", "--max-errors"], "a receive ends at the first error"),
@@ -20,6 +21,7 @@ const ROWS: [Row; 21] = [
     ("filesystem defragment", &["--step"], "files are written in steps without it"),
     ("filesystem defragment", &["--nocomp"], "without --compress, nothing is newly compressed"),
     ("qgroup", &["clear-stale"], "the next commit removes the groups of deleted subvolumes"),
+    ("qgroup remove", &["--rescan", "--no-rescan"], "numbers stay exact: no rescan is needed"),
     ("qgroup show", &["--format"], "--json prints JSON"),
     ("quota rescan", &["-s", "--status"], "`butternut quota status` shows it"),
     ("quota rescan", &["-W", "--wait-norescan"], "no rescan runs in the background"),

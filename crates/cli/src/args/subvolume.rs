@@ -104,8 +104,9 @@ snapshots of them, at any depth: all are of one instant, and read-only with -r. 
 all of them or none. They are durable when it ends. Before a subvolume inside a read-only one can be
 deleted, `property set ... ro false` makes the one around it writable.
 
-With -i, quota groups of a level above 0 include the snapshot from the beginning, and their numbers
-are exact: no rescan is needed, as it is after `btrfs subvolume snapshot -i`.
+With -i, quota groups of a level above 0 include the snapshot from the beginning, with -R each of
+the snapshots, and their numbers are exact: no rescan is needed, as it is after `btrfs subvolume
+snapshot -i`.
 
 Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is the top level.
 
@@ -151,7 +152,7 @@ pub(crate) struct SubvolumeSnapshotArgs {
     #[arg(short, long)]
     pub(crate) read_only: bool,
     /// Also make snapshots of the subvolumes inside the source, at their places in the snapshot
-    #[arg(short = 'R', long, conflicts_with = "qgroups")]
+    #[arg(short = 'R', long)]
     pub(crate) recursive: bool,
     /// Add the snapshot to this quota group, LEVEL/NUMBER; may be repeated
     #[arg(short = 'i', long = "qgroup", value_name = "QGROUP", action = ArgAction::Append)]

@@ -61,6 +61,8 @@ mod recursive_snapshots;
 mod rescued_reads;
 mod send;
 mod send_mounted;
+mod subvolume_lookups;
+mod subvolume_renames;
 mod subvolumes;
 mod subvolumes_in_use;
 mod subvolumes_mounted;

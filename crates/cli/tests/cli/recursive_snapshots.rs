@@ -118,6 +118,34 @@ fn a_mount_makes_recursive_snapshots_and_the_kernel_refuses_to() {
     shell(&format!("umount {}", mount_point.name()));
 }
 
+/// Each snapshot is in the quota groups that are named, with exact numbers.
+#[test]
+fn recursive_snapshots_are_in_quota_groups() {
+    if !kernel_tests_enabled("recursive_snapshots_are_in_quota_groups") {
+        return;
+    }
+    let (_scratch, image) = volume();
+    for arguments in [&["quota", "enable"][..], &["qgroup", "create", "1/7"]] {
+        butternut(&[arguments, &[&image[..]]].concat()).ok();
+    }
+    butternut(&["subvolume", "snapshot", "-R", "-i", "1/7", &image, "/top", "/image"]).ok();
+    let mount_point = MountPoint::new();
+    butternut(&["mount", &image, mount_point.name()]).ok();
+    let at = |name: &str| mount_point.path().join(name).to_str().unwrap().to_owned();
+    butternut(&["subvolume", "snapshot", "-R", "-i", "1/7", &at("top"), &at("mount")]).ok();
+    let refused = ["subvolume", "snapshot", "-R", "-i", "1/8", &at("top"), &at("no")];
+    let refused = butternut(&refused).failure();
+    assert!(refused.contains("the quota groups of -i must exist"), "{refused}");
+    assert!(!fs::exists(at("no")).unwrap());
+    butternut(&["umount", "-q", mount_point.name()]).ok();
+    let shown = butternut(&["qgroup", "show", "-p", &image]).ok();
+    for id in 256..=264 {
+        let line = shown.lines().find(|line| line.trim().starts_with(&format!("0/{id}")));
+        assert_eq!(line.unwrap().contains("1/7"), id > 258, "{id}: {shown}");
+    }
+    check(&image);
+}
+
 #[test]
 fn a_recursive_deletion_deletes_what_is_inside_first() {
     let (_scratch, image) = volume();

@@ -10,9 +10,10 @@ use crate::inode::table::{InodeEntry, InodeState};
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::{DeviceNumber, Inode, InodeFlags};
-use butternut_format::units::{Ino, length};
+use butternut_format::units::{Generation, Ino, length};
 use butternut_names::{
-    self as names, ACCESS_ACL, COMPRESSION, CompressionProperty, DEFAULT_ACL, SetXattr, Xattr,
+    self as names, ACCESS_ACL, COMPRESSION, CompressionProperty, DEFAULT_ACL, EditItems, Moment,
+    NamesError, SetXattr, Xattr,
 };
 use butternut_tree::Need;
 use std::sync::Arc;
@@ -102,11 +103,11 @@ impl<'a> Prepared<'a> {
     }
 
     /// Returns the inode item with one link.
-    pub(crate) fn inode(&self, parent: &Inode, change: &Change<'_>) -> Inode {
+    pub(crate) fn inode(&self, parent: &Inode, moment: Moment) -> Inode {
         let (uid, gid) = (self.new.uid, self.new.gid);
         let (kind, permissions, rdev) = (self.kind, self.permissions, self.rdev);
         let new = names::NewInode { kind, permissions, uid, gid, rdev };
-        let mut inode = new.inode(parent, change.moment);
+        let mut inode = new.inode(parent, moment);
         inode.flags = self.flags.unwrap_or(inode.flags);
         let bytes = length(self.text.len());
         Inode { size: bytes, bytes_used: bytes, ..inode }
@@ -115,15 +116,21 @@ impl<'a> Prepared<'a> {
     /// Writes the items that belong to the inode, whose own item exists: extended attributes, and
     /// the target of a symbolic link.
     pub(crate) fn write_items(&self, change: &Change<'_>) -> Result<()> {
-        let generation = change.moment.generation;
+        change.step(self.put_items(&change.edit, change.moment.generation))
+    }
+
+    /// As [`Self::write_items`], for edits of a commit.
+    pub(crate) fn put_items(
+        &self,
+        edit: &impl EditItems,
+        generation: Generation,
+    ) -> Result<(), NamesError> {
         for (name, value) in &self.xattrs {
             let xattr = Xattr { name, value };
-            let how = SetXattr::Create;
-            change.step(names::set_xattr(&change.edit, self.ino, &xattr, how, generation))?;
+            names::set_xattr(edit, self.ino, &xattr, SetXattr::Create, generation)?;
         }
         if self.kind == FileKind::Symlink {
-            let text = names::put_symlink_target(&change.edit, self.ino, self.text, generation);
-            change.step(text)?;
+            names::put_symlink_target(edit, self.ino, self.text, generation)?;
         }
         Ok(())
     }
@@ -183,7 +190,7 @@ impl Filesystem {
         prepared.init_state(&mut new_state);
         let created =
             self.change(write_state, &subvolume, Need::items(ITEMS_OF_CREATION), |change| {
-                let inode = Inode { nlink: 0, ..prepared.inode(&parent_inode, change) };
+                let inode = Inode { nlink: 0, ..prepared.inode(&parent_inode, change.moment) };
                 entry.set(inode);
                 change.step(names::insert_inode(&change.edit, prepared.ino, &inode))?;
                 change.step(names::add_orphan(&change.edit, prepared.ino))?;

@@ -120,7 +120,7 @@ impl Filesystem {
         prepared.init_state(&mut new_state);
         let created =
             self.change(write_state, &subvolume, Need::items(ITEMS_OF_CREATION), |change| {
-                let inode = prepared.inode(&parent_inode, change);
+                let inode = prepared.inode(&parent_inode, change.moment);
                 entry.set(inode);
                 let found = Found { target: Target::Inode(prepared.ino), kind: spec.kind };
                 let generation = change.moment.generation;

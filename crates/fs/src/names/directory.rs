@@ -192,7 +192,8 @@ impl Filesystem {
     ///
     /// A deletion removes the entry and then the reference, in one commit that readers do not wait
     /// for. So an entry without a reference is looked up again: if it is still there, the reference
-    /// was never here.
+    /// was never here. During an exchange it is, until both subvolumes have their references; the
+    /// lookup is repeated until then.
     fn cross(&self, dir: FileId, name: &[u8], mut found: Found) -> Result<(FileId, FileKind)> {
         loop {
             let child = match found.target {
@@ -201,13 +202,17 @@ impl Filesystem {
                 }
                 Target::Subvolume(child) => child,
             };
+            let seen = self.shared.exchanges.see();
             let (parent, root_tree) = (TreeId(dir.subvolume), self.forest().root_tree());
             if names::is_referenced_at(&root_tree, parent, child, Ino(dir.ino), name)? {
                 return Ok((FileId::root_of(child.0), found.kind));
             }
             let now = self.entry_in_tree(dir, name)?.ok_or(Error::NotFound)?;
             if now == found {
-                return Ok((FileId::placeholder(dir, child.0), found.kind));
+                if self.shared.exchanges.is_unchanged(seen) {
+                    return Ok((FileId::placeholder(dir, child.0), found.kind));
+                }
+                std::thread::yield_now();
             }
             found = now;
         }

@@ -93,11 +93,11 @@ impl Filesystem {
     /// [`Error::NotEmpty`]; [`Error::IsDirectory`]; [`Error::NotDirectory`];
     /// [`Error::CrossesSubvolumes`];
     /// [`Error::InvalidArgument`] for a directory that would become its own descendant and for
-    /// flags that exclude each other; [`Error::NotPermitted`]; [`Error::Unsupported`] for a
-    /// subvolume, if it would be exchanged, replaced, or leave a whiteout.
+    /// flags that exclude each other; [`Error::NotPermitted`]; [`Error::Unsupported`] for an
+    /// exchange with the entry of a subvolume in a snapshot.
     ///
-    /// The rename of a subvolume is durable when this returns. It replaces no entry, and may cross
-    /// subvolumes.
+    /// The rename of a subvolume is durable when this returns. It may cross subvolumes, as may an
+    /// exchange of two subvolumes. No subvolume is replaced: that is [`Error::NotEmpty`].
     pub fn rename(
         &self,
         from: (FileId, &[u8]),
@@ -105,14 +105,14 @@ impl Filesystem {
         flags: RenameFlags,
     ) -> Result<()> {
         let _timed = self.timed(Operation::Rename);
-        let renamed = self.with_quota_room(to.0.subvolume, || self.rename_inode(from, to, flags));
-        match renamed {
-            Err(Error::CrossesSubvolumes | Error::Unsupported { .. })
-                if !flags.exchange
-                    && flags.whiteout.is_none()
-                    && self.rename_subvolume(from, to)? =>
-            {
-                Ok(())
+        let rename = || self.with_quota_room(to.0.subvolume, || self.rename_inode(from, to, flags));
+        match rename() {
+            Err(error @ (Error::CrossesSubvolumes | Error::Unsupported { .. })) => {
+                if self.rename_subvolume(from, to, flags)? {
+                    return Ok(());
+                }
+                // The names of one subvolume lead to inodes of it by now.
+                if let Error::Unsupported { .. } = error { rename() } else { Err(error) }
             }
             renamed => renamed,
         }
@@ -160,6 +160,7 @@ impl Filesystem {
         let (from_dir, to_dir) =
             (self.entry_of(write_state, from.0)?, self.entry_of(write_state, to.0)?);
         if from.0.subvolume != to.0.subvolume {
+            self.writable_subvolume(write_state, to.0)?;
             return Err(Error::CrossesSubvolumes);
         }
         let is_across = from.0 != to.0;
@@ -356,7 +357,7 @@ impl Renaming<'_> {
             let Some(((prepared, index), entry)) = whiteout.as_ref().zip(entry.as_ref()) else {
                 return Ok(());
             };
-            let inode = prepared.inode(&inodes.from_dir, change);
+            let inode = prepared.inode(&inodes.from_dir, change.moment);
             entry.set(inode);
             let found = Found { target: Target::Inode(prepared.ino), kind: FileKind::CharDevice };
             let new = NewName { dir, name, index: *index, found, generation };
@@ -508,7 +509,7 @@ impl AllInodes {
 
 /// Returns whether `below` is `above` or a descendant of it. Moves between directories are locked
 /// out.
-fn is_below(subvolume: &WritableSubvolume, below: Ino, above: Ino) -> Result<bool> {
+pub(crate) fn is_below(subvolume: &WritableSubvolume, below: Ino, above: Ino) -> Result<bool> {
     let mut budget = PathBudget::new(PATH_STEPS_MAX);
     let mut at = below;
     while at != above {

@@ -355,7 +355,7 @@ impl RootDirectory {
 }
 
 /// Fails for groups of level 0, as the kernel does before it looks for them.
-fn check_levels(qgroups: &[QgroupId]) -> Result<()> {
+pub(crate) fn check_levels(qgroups: &[QgroupId]) -> Result<()> {
     let low = qgroups.iter().find(|id| id.level() == 0);
     let refused = |id: &QgroupId| Refused::new("quota group", *id, "one above level 0");
     low.map_or(Ok(()), |id| Err(Error::Quota(refused(id))))

@@ -21,11 +21,14 @@
 
 use crate::names::bounded::{Bounded, STEPS_MAX};
 use crate::subvolume::CHILDREN_MAX;
-use crate::subvolume::create::{NewSubvolume, Origin, SnapshotAccess, describe_snapshot, new_uuid};
+use crate::subvolume::create::{
+    NewSubvolume, Origin, SnapshotAccess, check_levels, describe_snapshot, new_uuid,
+};
 use crate::subvolume::uuid_tree::UuidTree;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::key::ItemType;
+use butternut_format::quota::QgroupId;
 use butternut_format::refused::{Refused, require};
 use butternut_format::root_ref::RootRef;
 use butternut_format::units::{Ino, TreeId};
@@ -101,6 +104,23 @@ impl Filesystem {
         name: &[u8],
         options: RecursiveSnapshot,
     ) -> Result<Vec<(u64, u64)>> {
+        self.snapshot_recursive_in_qgroups(source, (dir, name), options, &[])
+    }
+
+    /// As [`Filesystem::snapshot_recursive`], of snapshots that these quota groups include, each of
+    /// them, which the same commit notes. They are ignored if quotas are off.
+    ///
+    /// # Errors
+    /// As [`Filesystem::snapshot_recursive`]; [`Error::NoQuotaGroup`]; [`Error::Quota`] for a group
+    /// of level 0.
+    pub fn snapshot_recursive_in_qgroups(
+        &self,
+        source: u64,
+        (dir, name): (FileId, &[u8]),
+        options: RecursiveSnapshot,
+        qgroups: &[QgroupId],
+    ) -> Result<Vec<(u64, u64)>> {
+        check_levels(qgroups)?;
         let write_state = self.may_begin()?;
         let before = self.subvolumes_below(source)?;
         self.open_before_exclusion(write_state, dir)?;
@@ -120,7 +140,8 @@ impl Filesystem {
             self.read_root(id)?;
             self.write_back_subvolume(write_state, id, &begin)?;
         }
-        let made = self.snapshot_all(write_state, (source, links), (dir, name), options.access);
+        let how = (options.access, qgroups);
+        let made = self.snapshot_all(write_state, (source, links), (dir, name), how);
         self.shared.source.forget_write_targets();
         drop(excluded);
         if let (Ok(made), SnapshotAccess::ReadOnly) = (&made, options.access) {
@@ -137,7 +158,7 @@ impl Filesystem {
         write_state: &WriteState,
         (source, links): (u64, Vec<SubvolumeLink>),
         at: (FileId, &[u8]),
-        access: SnapshotAccess,
+        (access, qgroups): (SnapshotAccess, &[QgroupId]),
     ) -> Result<Vec<(u64, u64)>> {
         let top = write_state.allocate_subvolume(self.forest())?;
         let mut nested = Vec::with_capacity(links.len());
@@ -159,8 +180,8 @@ impl Filesystem {
         // Of each nested subvolume, the snapshot is one change, and its entry another.
         let changes = u64::try_from(nested.len()).unwrap_or(u64::MAX).saturating_mul(2);
         let changes = changes.saturating_add(1);
-        let new = NewSubvolume { id: Some(top), received, changes, qgroups: Vec::new() };
-        // What is in it inherits the same quota groups.
+        let new = NewSubvolume { id: Some(top), received, changes, qgroups: qgroups.to_vec() };
+        // What is in it is in the same quota groups, or inherits them.
         let inside = TreeId(at.0.subvolume);
         let id = self.add_subvolume(write_state, at, &new, &mut |at_commit, top| {
             let generation = at_commit.generation();
@@ -177,7 +198,7 @@ impl Filesystem {
             for nested in &nested {
                 let parent = copies.get(&nested.link.parent).ok_or(Error::NotFound)?;
                 replace_placeholder(at_commit, *parent, nested)?;
-                at_commit.include_new_subvolume(nested.id, inside, &[])?;
+                at_commit.include_new_subvolume(nested.id, inside, qgroups)?;
                 uuid_tree.add(at_commit, &nested.uuids, nested.id)?;
             }
             Ok(())

@@ -11,6 +11,7 @@
 //!    no caller can be read.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use butternut::{Privileges, Stat};
@@ -67,6 +68,13 @@ pub(crate) fn directory(pid: u32) -> Option<PathBuf> {
     let own = fs::read_link("/proc/self").ok()?;
     let is_own = own.as_os_str() == std::process::id().to_string().as_str();
     (is_own && pid != 0).then(|| PathBuf::from(format!("/proc/{pid}")))
+}
+
+/// Reads from the memory of the caller, which waits for the reply. Returns `None` where this
+/// process may not read it, or there is none.
+pub(crate) fn read_memory(pid: u32, at: u64, bytes: &mut [u8]) -> Option<()> {
+    let memory = fs::File::open(directory(pid)?.join("mem")).ok()?;
+    memory.read_exact_at(bytes, at).ok()
 }
 
 /// Returns the privileges that a file loses when this caller changes its data.

@@ -84,7 +84,13 @@ impl Door {
         if let Some(answer) = self.subvolume_call(&call, request, reply) {
             return answer;
         }
+        if let Some(answer) = self.info_call(&call, request, reply) {
+            return answer.map(|()| Outcome::Reply);
+        }
         if let Some(answer) = self.search_call(&call, request) {
+            return answer;
+        }
+        if let Some(answer) = self.subvolume_lookup(&call, request) {
             return answer;
         }
         if let Some(answer) = self.extent_call(&call, request) {

@@ -3,7 +3,7 @@
 //! | call | caller | effect |
 //! |---|---|---|
 //! | `SUBVOL_CREATE`, `_V2` | may write to the directory | creates an empty subvolume |
-//! | `SNAP_CREATE_V2` | as above, and may change the source | creates a snapshot |
+//! | `SNAP_CREATE`, `_V2` | as above, and may change the source | creates a snapshot |
 //! | `SNAP_DESTROY`, `_V2` | law 2 | deletes a subvolume |
 //! | `SUBVOL_GETFLAGS`, `GET_SUBVOL_INFO` | any caller | tells of a subvolume |
 //! | `SUBVOL_SETFLAGS` | owner, `CAP_FOWNER` or administrator | makes it read-only, or writable |
@@ -74,7 +74,8 @@ use crate::errno::{Errno, ErrnoResult};
 
 const CREATE: u32 = 0x5000_940e;
 const CREATE_2: u32 = 0x5000_9418;
-const SNAPSHOT: u32 = 0x5000_9417;
+const SNAPSHOT: u32 = 0x5000_9401;
+const SNAPSHOT_2: u32 = 0x5000_9417;
 const DESTROY: u32 = 0x5000_940f;
 const DESTROY_2: u32 = 0x5000_943f;
 const SET_DEFAULT: u32 = 0x4008_9413;
@@ -209,6 +210,7 @@ impl Door {
             CREATE => self.create_subvolume(request),
             CREATE_2 => self.create_subvolume_2(request),
             SNAPSHOT => self.snapshot(request),
+            SNAPSHOT_2 => self.snapshot_2(request),
             DESTROY => self.delete_subvolume(request),
             DESTROY_2 => self.delete_subvolume_2(request),
             SET_DEFAULT => self.set_default_subvolume(request),
@@ -254,21 +256,37 @@ impl Door {
     fn snapshot(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
         self.require_directory(request)?;
         let arguments = Arguments::take(request)?;
-        if arguments.flags_2() & !(READ_ONLY | RECURSIVE | IN_QGROUPS) != 0 {
+        self.snapshot_named(request, (arguments.fd(), arguments.name()), 0, Vec::new())
+    }
+
+    fn snapshot_2(&self, request: &mut Request<'_>) -> ErrnoResult<Outcome> {
+        self.require_directory(request)?;
+        let arguments = Arguments::take(request)?;
+        let flags = arguments.flags_2();
+        if flags & !(READ_ONLY | RECURSIVE | IN_QGROUPS) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        arguments.name_2().check_new()?;
-        let (name, qgroups) = (arguments.name_2().to_look_up(), arguments.qgroups()?);
+        let (source, qgroups) = ((arguments.fd(), arguments.name_2()), arguments.qgroups());
+        self.snapshot_named(request, source, flags, qgroups?)
+    }
+
+    /// Makes a snapshot of the subvolume of a descriptor, under a name.
+    fn snapshot_named(
+        &self,
+        request: &Request<'_>,
+        (fd, name): (u64, Name<'_>),
+        flags: u64,
+        qgroups: Vec<QgroupId>,
+    ) -> ErrnoResult<Outcome> {
+        name.check_new()?;
+        let name = name.to_look_up();
         let dir = self.node(request)?;
         self.may_write_to_directory(&request.header, dir)?;
-        let is_read_only = arguments.flags_2() & READ_ONLY != 0;
+        let is_read_only = flags & READ_ONLY != 0;
         let access =
             if is_read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
-        let is_recursive = arguments.flags_2() & RECURSIVE != 0;
-        if is_recursive && !qgroups.is_empty() {
-            return Err(Errno::EINVAL);
-        }
-        let (fd, caller) = (arguments.fd(), self.checked_caller(request));
+        let is_recursive = flags & RECURSIVE != 0;
+        let caller = self.checked_caller(request);
         let (nodes, unsent) = (Arc::clone(&self.nodes), self.unsent_files());
         // From now on, also while the call is queued.
         let losses = self.lost_writes.watch();
@@ -303,7 +321,9 @@ impl Door {
             let sources = filesystem.subvolumes_below(source)?.into_iter().collect();
             send(&sources)?;
             let options = RecursiveSnapshot::new(access).owned_by(caller.limited_to_owner());
-            Ok(filesystem.snapshot_recursive(source, dir, name, options).map(drop)?)
+            let at = (dir, name);
+            let made = filesystem.snapshot_recursive_in_qgroups(source, at, options, &qgroups);
+            Ok(made.map(drop)?)
         })
     }
 

@@ -16,8 +16,6 @@
 //! 4. A shutdown that commits first returns `EIO` where the kernel has lost writes that it had
 //!    cached, of any user. The volume is shut down all the same: the losses are final.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -129,7 +127,11 @@ impl Door {
         reply: &mut Reply,
     ) -> ErrnoResult<Outcome> {
         check_administrator(&request.header)?;
-        let mode = read_word(request.header.pid, call.arg).ok_or(Errno::EFAULT)?;
+        let mut mode = 0_u32;
+        // The number of the call says that it returns data, so the kernel does not copy its
+        // argument.
+        caller::read_memory(request.header.pid, call.arg, mode.as_mut_bytes())
+            .ok_or(Errno::EFAULT)?;
         if mode > WITHOUT_COMMIT {
             return Err(Errno::EINVAL);
         }
@@ -159,14 +161,4 @@ impl Door {
 /// Checks the capability of law 1.
 fn check_administrator(caller: &InHeader) -> ErrnoResult<()> {
     if caller::is_administrator(caller) { Ok(()) } else { Err(Errno::EPERM) }
-}
-
-/// Reads the argument of `FS_IOC_SHUTDOWN` from the memory of the caller, which waits for the
-/// reply. The number of the call says that it returns data, so the kernel does not copy its
-/// argument.
-fn read_word(pid: u32, at: u64) -> Option<u32> {
-    let memory = File::open(caller::directory(pid)?.join("mem")).ok()?;
-    let mut word = 0_u32;
-    memory.read_exact_at(word.as_mut_bytes(), at).ok()?;
-    Some(word)
 }

@@ -56,11 +56,11 @@ fn make(
     qgroups: &[QgroupId],
 ) -> butternut::Result<Vec<(u64, u64)>> {
     let access = if args.read_only { SnapshotAccess::ReadOnly } else { SnapshotAccess::ReadWrite };
+    let at = (to.dir, to.name.as_slice());
     if args.recursive {
         let options = RecursiveSnapshot::new(access);
-        return filesystem.snapshot_recursive(source, to.dir, &to.name, options);
+        return filesystem.snapshot_recursive_in_qgroups(source, at, options, qgroups);
     }
-    let at = (to.dir, to.name.as_slice());
     Ok(vec![(source, filesystem.snapshot_in_qgroups(source, at, access, qgroups)?)])
 }
 
