@@ -58,12 +58,21 @@ pub struct OpenDevice {
     /// The device number (major, minor) of a block device that the caller has mounted
     /// ([`OpenDisk::mounted`]).
     pub mounted: Option<(u32, u32)>,
+    /// Rings may register the device ([`OpenDisk::may_register`]).
+    pub may_register: bool,
 }
 
 impl Default for OpenDevice {
     fn default() -> OpenDevice {
-        let sharing = Sharing::Locked;
-        OpenDevice { writable: false, offset: 0, bytes: None, direct: true, sharing, mounted: None }
+        OpenDevice {
+            writable: false,
+            offset: 0,
+            bytes: None,
+            direct: true,
+            sharing: Sharing::Locked,
+            mounted: None,
+            may_register: true,
+        }
     }
 }
 
@@ -82,9 +91,9 @@ impl FileDevice {
     /// The file cannot be opened, is busy, or does not contain the window.
     pub fn open(path: &Path, how: &OpenDevice) -> Result<FileDevice, DeviceError> {
         let direct = how.direct && how.offset.is_multiple_of(WINDOW_ALIGN);
-        let OpenDevice { writable, sharing, mounted, .. } = *how;
+        let OpenDevice { writable, sharing, mounted, may_register, .. } = *how;
         let window = locked_window(how);
-        let disk = OpenDisk { writable, direct, sharing, mounted, window };
+        let disk = OpenDisk { writable, direct, sharing, mounted, window, may_register };
         let file = DiskFile::open(path, disk).map_err(Arc::new)?;
         let name: Box<str> = path.to_string_lossy().into();
         let rest = file.bytes().checked_sub(how.offset);

@@ -189,7 +189,7 @@ pub use failures::FailureWatch;
 pub use file::clone::Dedupe;
 pub use file::cursor::FileCursor;
 pub use file::defragment::{DefragmentOptions, Defragmented, SharedExtents};
-pub use file::verity::{VerityMeasurement, VerityMetadata, VerityOptions};
+pub use file::verity::{SealPart, VerityMeasurement, VerityMetadata, VerityOptions};
 pub use file::write::Allocate;
 pub use file::{Compression, Extent, ExtentKind, Extents, File, ReadAt};
 pub use filesystem::Filesystem;

@@ -66,7 +66,9 @@ impl Filesystem {
             let writable = !options.read_only && !is_seed;
             let (offset, mounted) = (device.offset, options.mounted_device);
             let bytes = device.bytes;
-            let how = OpenDevice { offset, bytes, writable, mounted, ..OpenDevice::default() };
+            let may_register = options.registers_devices;
+            let defaults = OpenDevice::default();
+            let how = OpenDevice { offset, bytes, writable, mounted, may_register, ..defaults };
             Ok(Arc::new(FileDevice::open(&device.path, &how)?))
         };
         Self::open_devices(devices.iter().map(open).collect::<Result<_>>()?, options)

@@ -117,6 +117,11 @@ pub struct MountOptions {
     /// with type `fuseblk`. The kernel's mount holds the device exclusively, so it is opened
     /// without `O_EXCL`.
     pub mounted_device: Option<(u32, u32)>,
+    /// Register the devices with the rings (`io_uring`) of the volume, which makes requests slightly
+    /// cheaper. The rings of a process that is killed keep registered devices open, and locked, as
+    /// long as one of its threads waits in the kernel. A server whose clients can make that last
+    /// sets this to false.
+    pub registers_devices: bool,
 }
 
 impl Default for MountOptions {
@@ -139,6 +144,7 @@ impl Default for MountOptions {
             tunables: Tunables::default(),
             super_copy: None,
             mounted_device: None,
+            registers_devices: true,
         }
     }
 }
@@ -182,4 +188,5 @@ setters! { MountOptions:
     tunables: Tunables,
     super_copy: Option<usize>,
     mounted_device: Option<(u32, u32)>,
+    registers_devices: bool,
 }

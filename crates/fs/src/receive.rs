@@ -37,7 +37,7 @@ mod resume;
 mod serving;
 mod source;
 
-pub use limits::{HASHES_BYTES_FIELD, SEALED_BYTES_FIELD, SealLimits};
+pub use limits::{CLONED_EXTENTS_FIELD, HASHES_BYTES_FIELD, SEALED_BYTES_FIELD, StreamLimits};
 pub use reader::{CommandPlace, StreamReader};
 pub use serving::ReceiveServing;
 

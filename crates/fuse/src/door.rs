@@ -31,6 +31,7 @@
 //! | `name_invalidations` | names that the kernel forgets |
 //! | `hidden_names` | names that programs do not see yet |
 //! | `user_calls` | how many deferred calls of users run at a time; others are queued |
+//! | `seal_hashers` | the threads that hash files for the seals of users |
 //! | `user_limit` | how many calls of users that are not queued there may be |
 //! | `access` | whether a caller may access a file, where the kernel has not checked it |
 //! | `caller` | groups and capabilities of a caller |
@@ -63,6 +64,7 @@ pub(crate) mod negotiation;
 mod open;
 mod parts;
 mod range_changes;
+mod seal_hashers;
 mod seek;
 mod send_unsent;
 mod unsent;
@@ -153,6 +155,7 @@ pub(crate) struct Door {
     user_calls: user_calls::UserCalls,
     defragmentations: user_calls::UserCalls,
     long_seals: user_calls::UserCalls,
+    seal_hashers: seal_hashers::SealHashers,
     snapshots: user_calls::UserCalls,
     /// Switches of subvolumes between read-only and writable.
     subvolume_switches: user_calls::UserCalls,
@@ -208,6 +211,7 @@ impl Door {
             user_calls: user_calls::UserCalls::default(),
             defragmentations: user_calls::UserCalls::of_long_calls(),
             long_seals: user_calls::UserCalls::of_long_seals(),
+            seal_hashers: seal_hashers::SealHashers::default(),
             snapshots: user_calls::UserCalls::of_long_calls(),
             subvolume_switches: user_calls::UserCalls::default(),
             seeks: UserLimit::with_lock(),

@@ -16,8 +16,12 @@
 //!    that changes would follow pointers to trees that no longer exist. [`Sharing::Unlocked`] skips
 //!    the lock. The kernel takes no such lock: a device that it has mounted can be opened
 //!    read-only.
-//! 4. Both locks end with the last descriptor, however the process ends. The kernel destroys the
-//!    rings of a killed process slightly later than the process. So an open waits for a lock
+//! 4. Both locks end with the last descriptor, however the process ends, and not before the last
+//!    write in flight: a request holds the open file that is locked. A ring holds the disks that it
+//!    has registered. The kernel destroys the rings of a killed process slightly later than the
+//!    process, when its last thread has ended: a thread that waits in the kernel, and cannot be
+//!    killed, keeps the memory of the process, into which its rings are mapped
+//!    ([`OpenDisk::may_register`]). So an open waits for a lock
 //!    without a visible holder; for a process that has only a loop device over the same bytes open
 //!    for writing, as losetup(8) and udev do for a moment; for a child process, which has the
 //!    descriptors of this one until it executes its program; and for a process that has served FUSE
@@ -51,6 +55,7 @@ const DIRECT_ALIGN_DEFAULT: u32 = 512;
 pub const DIRECT_ALIGN_MAX: u32 = 1 << 16;
 
 /// An open block device or image file.
+#[expect(clippy::struct_excessive_bools, reason = "properties, each on its own")]
 pub struct DiskFile {
     fd: OwnedFd,
     path: PathBuf,
@@ -63,6 +68,7 @@ pub struct DiskFile {
     cache: WriteCache,
     /// The disk was opened by law 5.
     is_mounted: bool,
+    may_register: bool,
     /// The claim of [`DiskFile::claim`].
     claimed: OnceLock<OwnedFd>,
     /// The locks on the storage beneath a loop device.
@@ -87,12 +93,16 @@ pub struct OpenDisk {
     pub mounted: Option<(u32, u32)>,
     /// The bytes of the disk that are used: only these are locked. The caller uses no others.
     pub window: Window,
+    /// Rings may register the disk, which makes requests cheaper. A process whose threads may be
+    /// unable to end must not do so (law 4).
+    pub may_register: bool,
 }
 
 impl Default for OpenDisk {
     fn default() -> OpenDisk {
         let (sharing, window) = (Sharing::Locked, Window::ALL);
-        OpenDisk { writable: false, direct: true, sharing, mounted: None, window }
+        let (mounted, may_register) = (None, true);
+        OpenDisk { writable: false, direct: true, sharing, mounted, window, may_register }
     }
 }
 
@@ -246,6 +256,7 @@ impl DiskFile {
             logical_block_bytes,
             cache: write_cache(kind, is_direct),
             is_mounted: how.is_mounted(kind),
+            may_register: how.may_register,
             claimed: OnceLock::new(),
             _beneath: beneath,
         })
@@ -280,6 +291,11 @@ impl DiskFile {
 
     pub fn alignment(&self) -> Alignment {
         self.alignment
+    }
+
+    /// Returns whether rings may register the disk ([`OpenDisk::may_register`]).
+    pub(crate) fn may_register(&self) -> bool {
+        self.may_register
     }
 
     pub fn logical_block_bytes(&self) -> u32 {

@@ -27,6 +27,7 @@ pub mod mount_users;
 pub mod mounts;
 pub mod parity;
 pub mod peer;
+pub mod priority;
 pub mod private_fd_table;
 mod process_search;
 pub mod random;

@@ -12,7 +12,8 @@
 //!    one command besides the caches of a volume. The volume is never larger than the space that is
 //!    free for the temporary file, so that a stream which decompresses to more ends with no space,
 //!    nor than a file may be.
-//! 4. The time is bounded, too: streams that seal far more than all of them have are refused.
+//! 4. The time is bounded, too: streams that seal far more than all of them have, or clone far more
+//!    extents, are refused.
 //! 5. The volume is opened for reading only, and commands that change a volume refuse a stream.
 
 use std::fs::File;
@@ -23,7 +24,8 @@ use std::sync::Arc;
 
 use butternut::device::{Alignment, Counters, Device, DeviceError, FileDevice, OpenDevice};
 use butternut::receive::{
-    HASHES_BYTES_FIELD, SEALED_BYTES_FIELD, SealLimits, StreamEnd, StreamReader,
+    CLONED_EXTENTS_FIELD, HASHES_BYTES_FIELD, SEALED_BYTES_FIELD, StreamEnd, StreamLimits,
+    StreamReader,
 };
 use butternut::{DevicePath, Error, Filesystem, MountOptions, Subvolume};
 use butternut_format::stream::STREAM_MAGIC;
@@ -113,9 +115,9 @@ pub(crate) fn filesystem(arg: &VolumeArg, options: &MountOptions) -> Result<File
     let devices = || vec![Arc::clone(&device)];
     let writing = options.clone().subvolume(Subvolume::Default).read_only(false).commit_seconds(0);
     let receiver = Filesystem::open_devices(devices(), &writing).map_err(|error| failed(&error))?;
-    let seals = SealLimits::default();
+    let limits = StreamLimits::default();
     for stream in &arg.devices {
-        if let Err(failure) = receive(&receiver, stream, &seals) {
+        if let Err(failure) = receive(&receiver, stream, &limits) {
             receiver.abandon();
             return Err(failure);
         }
@@ -130,12 +132,12 @@ pub(crate) fn filesystem(arg: &VolumeArg, options: &MountOptions) -> Result<File
 fn receive(
     filesystem: &Filesystem,
     stream: &DevicePath,
-    seals: &SealLimits,
+    limits: &StreamLimits,
 ) -> Result<(), Failure> {
     let name = stream.path.display().to_string();
     let input = open(stream).map_err(|error| Failure::io(name.clone(), &error))?;
     let input = BufReader::with_capacity(INPUT_BYTES, input);
-    let mut reader = StreamReader::new(input).limit_seals(seals);
+    let mut reader = StreamReader::new(input).limit_work(limits);
     let received = filesystem.receive(filesystem.root(), &mut reader, StreamEnd::Input);
     received.map(drop).map_err(|error| {
         let failure = Failure::of(name, &error);
@@ -152,6 +154,9 @@ fn hint(error: &Error) -> Option<&'static str> {
     let fields = [SEALED_BYTES_FIELD, HASHES_BYTES_FIELD];
     if matches!(&**source, Error::Stream(refused) if fields.contains(&refused.field())) {
         return Some("`butternut receive` seals files of any size in a volume");
+    }
+    if matches!(&**source, Error::Stream(refused) if refused.field() == CLONED_EXTENTS_FIELD) {
+        return Some("`butternut receive` clones any number of extents in a volume");
     }
     if matches!(**source, Error::Exists) {
         return Some("name only streams that make different names");

@@ -167,6 +167,60 @@ fn a_stream_that_seals_far_more_than_it_has_is_refused() {
     assert!(refused.contains(": bytes of hashes of sealed files: have "), "{refused}");
 }
 
+/// A file that is cloned to its own end has twice as many extents with each command of some bytes,
+/// or twice as many bytes where the offsets differ in their blocks.
+#[test]
+fn a_stream_that_clones_far_more_extents_than_it_has_is_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let cloned = |name: &str, doublings: u32| {
+        let clone = |times: u32| Command::Clone {
+            path: b"file",
+            offset: 4096 << times,
+            len: 4096 << times,
+            clone_uuid: FIRST,
+            clone_ctransid: 7,
+            clone_path: b"file",
+            clone_offset: 0,
+        };
+        let mut commands = vec![
+            Command::Subvol { path: name.as_bytes(), uuid: FIRST, ctransid: 7 },
+            Command::Mkfile { path: b"file", ino: 257 },
+            Command::Write { path: b"file", offset: 0, data: &[7; 4096] },
+        ];
+        commands.extend((0..doublings).map(clone));
+        write_as(StreamVersion::Three, &scratch.path().join(name), &commands)
+    };
+    let few = cloned("few", 8);
+    assert_eq!(butternut(&["cat", &few, "few/file"]).bytes, vec![7; 4096 << 8]);
+    let sparse = |name: &str, size, offset| {
+        let commands = [
+            Command::Subvol { path: name.as_bytes(), uuid: FIRST, ctransid: 7 },
+            Command::Mkfile { path: b"file", ino: 257 },
+            Command::Truncate { path: b"file", size },
+            Command::Clone {
+                path: b"file",
+                offset,
+                len: size,
+                clone_uuid: FIRST,
+                clone_ctransid: 7,
+                clone_path: b"file",
+                clone_offset: 0,
+            },
+        ];
+        write_as(StreamVersion::Three, &scratch.path().join(name), &commands)
+    };
+    assert_eq!(butternut(&["ls", &sparse("one", 4 << 30, 4 << 30), "one"]).ok(), "file\n");
+    let refused = butternut(&["ls", &sparse("two", 4 << 30, (4 << 30) + 1)]).failure();
+    for part in [
+        "command 4 at byte ",
+        ": cloned extents: have 524",
+        ", want at most 524",
+        "(`butternut receive` clones any number of extents in a volume)",
+    ] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+}
+
 #[test]
 fn a_stream_leaves_no_file_in_its_temporary_directory() {
     let scratch = tempfile::tempdir().unwrap();

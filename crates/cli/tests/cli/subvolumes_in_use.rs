@@ -632,6 +632,33 @@ fn an_aborted_mount_is_closed_while_a_program_holds_the_lock_of_a_directory() {
     assert_eq!(output, "2\nfile\none\ntwo\nlate\nended\n");
 }
 
+/// A thread of a mount waits for the lock of a directory when the process is killed. It keeps the
+/// memory of the process, into which its rings are mapped, and these must not keep the volume.
+#[test]
+fn a_killed_mount_releases_the_volume_while_a_program_holds_the_lock_of_a_directory() {
+    if !kernel_tests_enabled(
+        "a_killed_mount_releases_the_volume_while_a_program_holds_the_lock_of_a_directory",
+    ) {
+        return;
+    }
+    let hold = hold_directory();
+    let create = r#"open(my $dir, "<", "m1/dir") or die $!;
+        my $call = pack("x8 Z4088", "one"); ioctl($dir, 0x5000940e, $call)"#;
+    let output = run_in_namespace(&format!(
+        r"$B mount own.img m1; mkdir m1/dir; echo text >m1/dir/file; sync m1/dir/file; D=$(daemon)
+        {hold}
+        perl -e '{create}' & C=$!
+        waiting() {{ cat /proc/$D/task/*/comm 2>ignored | grep -c butternut-names || true; }}
+        for n in $(seq 400); do [ $(waiting) = 1 ] && break; sleep .05; done; waiting
+        kill -9 $D
+        for n in $(seq 400); do $B subvolume create own.img /new 2>ignored && break; sleep .05; done
+        waiting; grep -l io_uring /proc/$D/task/*/maps | wc -l
+        $B ls own.img / | grep -cx -e dir -e new; $B cat own.img /dir/file
+        kill $P; ended $D && echo ended"
+    ));
+    assert_eq!(output, "1\n1\n1\n2\ntext\nended\n");
+}
+
 /// A fallocate that fails for lack of space changes nothing, also while programs read the file.
 #[test]
 fn a_zeroed_range_that_finds_no_space_does_not_make_the_file_longer_beside_readers() {

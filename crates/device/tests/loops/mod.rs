@@ -16,6 +16,7 @@ pub(crate) const READ: OpenDevice = OpenDevice {
     direct: true,
     sharing: Sharing::Locked,
     mounted: None,
+    may_register: true,
 };
 pub(crate) const WRITE: OpenDevice = OpenDevice { writable: true, ..READ };
 

@@ -10,8 +10,9 @@
 //!
 //! 1. The bytes and the size of the file are the same from the begin to the end of a call: every
 //!    change fails with `ETXTBSY`, and writes in flight are drained before.
-//! 2. No lock is held between two parts. A part is at most [`PART_BYTES`] of data, or
-//!    [`ITEMS_PER_STEP`] items in one transaction. Memory does not depend on the size of the file.
+//! 2. No lock is held between two parts, nor while one is hashed. A part is at most [`PART_BYTES`]
+//!    of data, or [`ITEMS_PER_STEP`] items in one transaction. Memory does not depend on the size of
+//!    the file.
 //! 3. The file is sealed in one transaction, which also has its descriptor. What was built before
 //!    is guarded by an orphan item: after a crash, and in a snapshot that was made meanwhile, the
 //!    items are removed with the orphans, and the file can be written.
@@ -81,6 +82,17 @@ pub enum VerityMetadata {
     Signature,
 }
 
+/// A part of a file that is being sealed: [`SealPart::hash`] does all the hashing for it. It may
+/// run in another thread, and no lock is held meanwhile.
+#[derive(Debug)]
+pub struct SealPart {
+    ino: u64,
+    data: Vec<u8>,
+    builder: MerkleBuilder,
+    /// The items of the blocks of hashes that are full.
+    items: Vec<NewItem>,
+}
+
 /// A call that enables fs-verity, until it is dropped.
 struct Sealing<'a>(&'a Arc<InodeEntry>);
 
@@ -96,6 +108,16 @@ impl Default for VerityOptions {
     fn default() -> Self {
         let (salt, signature) = (Vec::new(), Vec::new());
         Self { hash: VerityHash::Sha256, block_bytes: 4096, salt, signature }
+    }
+}
+
+impl SealPart {
+    /// Hashes the data. To be called once for each part.
+    #[must_use]
+    pub fn hash(mut self) -> Self {
+        let Self { ino, data, builder, items } = &mut self;
+        builder.add(data, &mut |at, block| add_items(items, *ino, at, block));
+        self
     }
 }
 
@@ -166,12 +188,26 @@ impl File {
         options: &VerityOptions,
         goes_on: &dyn Fn() -> bool,
     ) -> Result<()> {
+        self.enable_verity_by(options, goes_on, &|part| Some(part.hash()))
+    }
+
+    /// As [`File::enable_verity_while`]. `hash` calls [`SealPart::hash`] of each part, in any
+    /// thread, and returns the result.
+    ///
+    /// # Errors
+    /// As [`File::enable_verity_while`]; [`Error::Interrupted`] when `hash` has returned `None`.
+    pub fn enable_verity_by(
+        &self,
+        options: &VerityOptions,
+        goes_on: &dyn Fn() -> bool,
+        hash: &dyn Fn(SealPart) -> Option<SealPart>,
+    ) -> Result<()> {
         let parameters = options.parameters()?;
         let _watch = self.watch_panics();
         let pin = self.pin()?;
         let (filesystem, entry) = (pin.filesystem(), pin.entry());
         let sealing = filesystem.begin_seal(entry)?;
-        let built = self.build_seal(parameters, &options.signature, goes_on);
+        let built = self.build_seal(parameters, &options.signature, (goes_on, hash));
         if built.is_err() {
             // Law 4. The caller gets the error that ended the call.
             if filesystem.roll_back_seal(entry).is_err()
@@ -283,7 +319,7 @@ impl File {
         &self,
         parameters: VerityParameters,
         signature: &[u8],
-        goes_on: &dyn Fn() -> bool,
+        (goes_on, hash): (&dyn Fn() -> bool, &dyn Fn(SealPart) -> Option<SealPart>),
     ) -> Result<()> {
         let pin = self.pin()?;
         let filesystem = pin.filesystem();
@@ -294,25 +330,25 @@ impl File {
         let size = self.len();
         let what = "the tree of hashes would have more than 8 levels";
         let builder = MerkleBuilder::new(parameters, size);
-        let mut builder = builder.map_err(|_| Error::InvalidArgument { what })?;
-        let mut items = Vec::new();
-        let ino = self.id().ino;
-        let mut part = Vec::new();
+        let builder = builder.map_err(|_| Error::InvalidArgument { what })?;
+        let (data, items) = (Vec::new(), Vec::new());
+        let mut part = SealPart { ino: self.id().ino, data, builder, items };
         let mut offset = 0;
         while offset < size {
             if !goes_on() {
                 return Err(Error::Interrupted);
             }
             let bytes = usize::try_from(size - offset).unwrap_or(usize::MAX).min(PART_BYTES);
-            part.resize(bytes, 0);
-            self.read_part(offset, &mut part)?;
-            builder.add(&part, &mut |at, block| add_items(&mut items, ino, at, block));
+            part.data.resize(bytes, 0);
+            self.read_part(offset, &mut part.data)?;
+            part = hash(part).ok_or(Error::Interrupted)?;
             offset += length(bytes);
-            while items.len() >= ITEMS_PER_STEP {
-                let rest = items.split_off(ITEMS_PER_STEP);
-                self.insert_verity_items(&std::mem::replace(&mut items, rest))?;
+            while part.items.len() >= ITEMS_PER_STEP {
+                let rest = part.items.split_off(ITEMS_PER_STEP);
+                self.insert_verity_items(&std::mem::replace(&mut part.items, rest))?;
             }
         }
+        let SealPart { ino, builder, mut items, .. } = part;
         let signature_bytes = u32::try_from(signature.len()).unwrap_or(u32::MAX);
         let emit = &mut |at, block: &[u8]| add_items(&mut items, ino, at, block);
         let descriptor = builder.finish(signature_bytes, emit);

@@ -1,6 +1,6 @@
 //! [`Receiver`]: applies the commands of a stream to subvolumes.
 
-use super::data::{clone_range, fallocate};
+use super::data::{clone_range, count_cloned, fallocate};
 use super::in_progress::ReceiveInProgress;
 use super::limits::Limits;
 use super::resume::{Checkpoint, Progress};
@@ -519,8 +519,9 @@ impl<'a, 'r> Receiver<'a, 'r> {
                 let end = clone_offset.checked_add(len).ok_or_else(|| {
                     Error::Stream(Refused::new("CLONE_OFFSET + CLONE_LEN", "above 2^64", "less"))
                 })?;
-                let goes_on = self.goes_on();
-                clone_range(self.file(path)?, offset, &source, clone_offset..end, &goes_on)
+                let (range, goes_on) = (clone_offset..end, self.goes_on());
+                self.limits.add_clone(|most| count_cloned(offset, &source, &range, most))?;
+                clone_range(self.file(path)?, offset, &source, range, &goes_on)
             }
             Command::Fallocate { path, mode, offset, len } => {
                 fallocate(self.file(path)?, mode, offset, len)

@@ -1,12 +1,12 @@
 //! The commands that write data: compressed data, cloned ranges, fallocate(2).
 
 use super::serving::check;
-use crate::{Allocate, Error, File, Result};
+use crate::{Allocate, Error, ExtentKind, File, Result};
 use butternut_file::compress::{Origin, decompress};
 use butternut_format::file_extent::{COMPRESSED_BYTES_MAX, Compression};
 use butternut_format::refused::{Bits, Refused, require};
 use butternut_format::stream::{Command, StreamCompression};
-use butternut_format::units::length;
+use butternut_format::units::{SECTOR_BYTES, length};
 use std::ops::Range;
 
 /// Flags of fallocate(2).
@@ -103,6 +103,22 @@ pub(super) fn clone_range(
     Ok(())
 }
 
+/// Returns the number of extents that a clone of a range to `to` makes, or of blocks that it copies:
+/// at most `most`.
+pub(super) fn count_cloned(to: u64, source: &File, from: &Range<u64>, most: u64) -> Result<u64> {
+    if to % SECTOR_BYTES != from.start % SECTOR_BYTES {
+        let end = from.end.min(source.len());
+        return Ok((end.saturating_sub(from.start) / SECTOR_BYTES).min(most));
+    }
+    let (mut count, mut extents) = (0, source.extents(from.clone()));
+    while count < most
+        && let Some(extent) = extents.next().transpose()?
+    {
+        count += u64::from(extent.kind != ExtentKind::Hole);
+    }
+    Ok(count)
+}
+
 /// Calls fallocate(2) with the flags `mode`.
 pub(super) fn fallocate(file: &File, mode: u32, offset: u64, len: u64) -> Result<()> {
     let how = match mode {
@@ -120,4 +136,36 @@ pub(super) fn fallocate(file: &File, mode: u32, offset: u64, len: u64) -> Result
         Error::Stream(Refused::new("offset + length", "above 2^64", "at most 2^64"))
     })?;
     file.allocate(offset..end, how)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Filesystem, MountOptions, NewInode};
+    use butternut_device::{Device, MemoryDevice};
+    use butternut_mkfs::MkfsOptions;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_file_that_is_cloned_to_its_own_end_is_counted_up_to_the_limit() {
+        let device = MemoryDevice::new("memory", 256 << 20);
+        butternut_mkfs::make(&device, &MkfsOptions::default()).unwrap();
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let devices = vec![Arc::new(device) as Arc<dyn Device>];
+        let fs = Filesystem::open_devices(devices, &options).unwrap();
+        let id = fs.create(fs.root(), b"file", &NewInode::new(0o644)).unwrap();
+        let file = fs.open_file(id).unwrap();
+        file.write_at(0, &[7; 4096]).unwrap();
+        for times in 0..8 {
+            let (bytes, extents) = (4096 << times, 1 << times);
+            let count = |to, most| count_cloned(to, &file, &(0..bytes), most).unwrap();
+            assert_eq!(count(bytes, u64::MAX), extents);
+            assert_eq!(count(bytes, 5), extents.min(5));
+            assert_eq!(count(bytes + 1, u64::MAX), extents, "blocks that are copied");
+            clone_range(&file, bytes, &file, 0..bytes, &|| true).unwrap();
+        }
+        file.truncate(1 << 40).unwrap();
+        let all = 0..1 << 40;
+        assert_eq!(count_cloned(1 << 40, &file, &all, u64::MAX).unwrap(), 256, "no holes");
+    }
 }

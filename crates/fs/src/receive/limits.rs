@@ -1,9 +1,18 @@
-//! [`Limits`]: what ends a receive in the midst of a command, and how much its stream may seal.
+//! [`Limits`]: what ends a receive in the midst of a command, and how much its stream may seal and
+//! clone.
 //!
 //! A seal by fs-verity hashes all bytes of a file, and its holes, too, and the volume has a tree of
 //! the hashes, of up to a sixteenth of the file. A stream needs no data for a file of any size, so
 //! neither the time of a receive nor the space is bounded by the size of its stream.
+//!
+//! A clone shares all extents of its range, each with an item in the file and a reference. A file
+//! may be cloned to its own end, which doubles its extents with each command of some hundred bytes.
+//! Where the offsets differ in their blocks, the range is copied block by block.
+//!
+//! A receive into a volume has no such limits: its user chooses the volume, whose space bounds the
+//! items, and can end it at any time.
 
+use crate::{Error, Result};
 use butternut_format::refused::Refused;
 use std::fmt;
 use std::sync::Arc;
@@ -21,19 +30,29 @@ const HASHES_BYTES: u64 = 130 << 20;
 /// the largest hashes and the smallest blocks.
 const HASHES_PER_BYTE: u64 = 4;
 
-/// The field of the error for streams whose sealed files have more bytes than a [`SealLimits`]
+/// Extents that streams may clone, whatever their size: some seconds of work. A file of 100,000
+/// extents may be cloned a few times.
+const CLONED_EXTENTS: u64 = 1 << 19;
+/// Bytes of streams for each further extent that they may clone. A clone of one extent, as in a
+/// deduplicated tree, has more than 100 bytes; a file's own extents have 4 KiB each, so a file may
+/// be cloned 256 times.
+const BYTES_PER_CLONED_EXTENT: u64 = 16;
+
+/// The field of the error for streams whose sealed files have more bytes than a [`StreamLimits`]
 /// allows.
 pub const SEALED_BYTES_FIELD: &str = "bytes of sealed files";
 /// The same for more bytes of hashes.
 pub const HASHES_BYTES_FIELD: &str = "bytes of hashes of sealed files";
+/// The same for more extents that are cloned, or blocks that are copied for a clone.
+pub const CLONED_EXTENTS_FIELD: &str = "cloned extents";
 
 type GoesOn = dyn Fn() -> bool + Send + Sync;
 
-/// Limits how much streams may seal by fs-verity, in proportion to their size. Its clones count
-/// together, so the streams of several readers have one limit
-/// ([`StreamReader::limit_seals`](super::StreamReader::limit_seals)).
+/// Limits how much streams may seal by fs-verity, and clone, in proportion to their size. Its clones
+/// count together, so the streams of several readers have one limit
+/// ([`StreamReader::limit_work`](super::StreamReader::limit_work)).
 #[derive(Clone, Debug, Default)]
-pub struct SealLimits(Arc<Totals>);
+pub struct StreamLimits(Arc<Totals>);
 
 /// The bytes that were counted of all streams.
 #[derive(Debug, Default)]
@@ -41,34 +60,54 @@ struct Totals {
     streams: AtomicU64,
     sealed: AtomicU64,
     hashes: AtomicU64,
+    cloned_extents: AtomicU64,
 }
 
 /// The limits of a receive. Without any, it ends with its stream.
 #[derive(Clone, Default)]
 pub(super) struct Limits {
     goes_on: Option<Arc<GoesOn>>,
-    seals: Option<SealLimits>,
+    work: Option<StreamLimits>,
 }
 
-impl SealLimits {
+impl StreamLimits {
     fn add_stream(&self, bytes: u64) {
         add(&self.0.streams, bytes);
     }
 
     fn add_seal(&self, file_bytes: u64, hashes_bytes: u64) -> Result<(), Refused> {
         let stream_bytes = self.0.streams.load(Ordering::Relaxed);
-        let check = |field, have: u64, base: u64, per_byte: u64| {
-            let most = stream_bytes.saturating_mul(per_byte).saturating_add(base);
-            if have <= most {
-                return Ok(());
-            }
-            let want = format!("at most {most}, for {stream_bytes} bytes of streams");
-            Err(Refused::new(field, have, want))
-        };
+        let most = |base: u64, per_byte| base.saturating_add(stream_bytes.saturating_mul(per_byte));
         let sealed_bytes = add(&self.0.sealed, file_bytes);
-        check(SEALED_BYTES_FIELD, sealed_bytes, SEALED_BYTES, SEALED_PER_BYTE)?;
+        let sealed_most = most(SEALED_BYTES, SEALED_PER_BYTE);
+        self.check(SEALED_BYTES_FIELD, sealed_bytes, sealed_most)?;
         let hashes_bytes = add(&self.0.hashes, hashes_bytes);
-        check(HASHES_BYTES_FIELD, hashes_bytes, HASHES_BYTES, HASHES_PER_BYTE)
+        self.check(HASHES_BYTES_FIELD, hashes_bytes, most(HASHES_BYTES, HASHES_PER_BYTE))
+    }
+
+    fn cloned_extents_max(&self) -> u64 {
+        let stream_bytes = self.0.streams.load(Ordering::Relaxed);
+        CLONED_EXTENTS.saturating_add(stream_bytes / BYTES_PER_CLONED_EXTENT)
+    }
+
+    /// Returns how many extents streams of this size may still clone.
+    fn cloned_extents_left(&self) -> u64 {
+        let before = self.0.cloned_extents.load(Ordering::Relaxed);
+        self.cloned_extents_max().saturating_sub(before)
+    }
+
+    fn add_clone(&self, extents: u64) -> Result<(), Refused> {
+        let have = add(&self.0.cloned_extents, extents);
+        self.check(CLONED_EXTENTS_FIELD, have, self.cloned_extents_max())
+    }
+
+    fn check(&self, field: &'static str, have: u64, most: u64) -> Result<(), Refused> {
+        if have <= most {
+            return Ok(());
+        }
+        let stream_bytes = self.0.streams.load(Ordering::Relaxed);
+        let want = format!("at most {most}, for {stream_bytes} bytes of streams");
+        Err(Refused::new(field, have, want))
     }
 }
 
@@ -84,8 +123,8 @@ impl Limits {
         Self { goes_on: Some(Arc::new(goes_on)), ..self }
     }
 
-    pub(super) fn limit_seals(self, seals: SealLimits) -> Self {
-        Self { seals: Some(seals), ..self }
+    pub(super) fn limit_work(self, limits: &StreamLimits) -> Self {
+        Self { work: Some(limits.clone()), ..self }
     }
 
     pub(super) fn goes_on(&self) -> bool {
@@ -94,8 +133,8 @@ impl Limits {
 
     /// Counts a command of a stream.
     pub(super) fn add_stream(&self, bytes: u64) {
-        if let Some(seals) = &self.seals {
-            seals.add_stream(bytes);
+        if let Some(work) = &self.work {
+            work.add_stream(bytes);
         }
     }
 
@@ -104,7 +143,19 @@ impl Limits {
     /// # Errors
     /// The streams up to here may not seal as much.
     pub(super) fn add_seal(&self, file_bytes: u64, hashes_bytes: u64) -> Result<(), Refused> {
-        self.seals.as_ref().map_or(Ok(()), |seals| seals.add_seal(file_bytes, hashes_bytes))
+        self.work.as_ref().map_or(Ok(()), |work| work.add_seal(file_bytes, hashes_bytes))
+    }
+}
+
+impl Limits {
+    /// Counts the extents of a range that is to be cloned. `count` counts them up to a number.
+    ///
+    /// # Errors
+    /// The streams up to here may not clone as many; an error of `count`.
+    pub(super) fn add_clone(&self, count: impl FnOnce(u64) -> Result<u64>) -> Result<()> {
+        let Some(work) = &self.work else { return Ok(()) };
+        let extents = count(work.cloned_extents_left().saturating_add(1))?;
+        work.add_clone(extents).map_err(Error::Stream)
     }
 }
 
@@ -120,7 +171,7 @@ mod tests {
 
     /// Seals a file after a stream of some size.
     fn seal(stream_bytes: u64, file_bytes: u64, hashes_bytes: u64) -> Result<(), Refused> {
-        let limits = Limits::default().limit_seals(SealLimits::default());
+        let limits = Limits::default().limit_work(&StreamLimits::default());
         limits.add_stream(stream_bytes);
         limits.add_seal(file_bytes, hashes_bytes)
     }
@@ -144,10 +195,33 @@ mod tests {
     }
 
     #[test]
+    fn clones_of_many_extents_pass_and_those_of_a_doubled_file_do_not() {
+        // A command of `bytes` clones `extents`, again and again.
+        let refused_at = |bytes, extents, most: u32| {
+            let limits = Limits::default().limit_work(&StreamLimits::default());
+            (1..=most).find(|_| {
+                limits.add_stream(bytes);
+                limits.add_clone(|_| Ok(extents)).is_err()
+            })
+        };
+        assert_eq!(refused_at(120, 100_000, 5), None, "clones of a fragmented file");
+        assert_eq!(refused_at(4 << 20, 100_000, 100_000), None, "with data for each");
+        assert_eq!(refused_at(110, 1, 10_000_000), None, "one extent for each command");
+        assert_eq!(refused_at(330, 100_000, 100), Some(6));
+        let limits = Limits::default().limit_work(&StreamLimits::default());
+        let doubled = (0..64).find(|times| {
+            limits.add_stream(330);
+            limits.add_clone(|most| Ok(most.min(1 << times))).is_err()
+        });
+        assert_eq!(doubled, Some(19));
+        assert!(Limits::default().add_clone(|_| Ok(u64::MAX)).is_ok());
+    }
+
+    #[test]
     fn the_streams_of_several_readers_have_one_limit() {
-        let seals = SealLimits::default();
+        let seals = StreamLimits::default();
         let seal = || {
-            let limits = Limits::default().limit_seals(seals.clone());
+            let limits = Limits::default().limit_work(&seals);
             limits.add_stream(167);
             limits.add_seal(1 << 30, 64 << 20)
         };

@@ -23,7 +23,8 @@
 //! 6. The seals of small files do not wait for those of large ones
 //!    ([`user_calls`](super::user_calls)). The size is that at the call: if the file has grown
 //!    above the limit when its seal begins, it was being written to, and the call fails with
-//!    `ETXTBSY`.
+//!    `ETXTBSY`. The files of users are hashed by threads of their own
+//!    ([`seal_hashers`](super::seal_hashers)).
 
 use std::sync::Arc;
 
@@ -93,6 +94,7 @@ impl Door {
         // Law 6.
         let is_short = stat.size <= SHORT_SEAL_BYTES;
         let calls = if is_short { &self.user_calls } else { &self.long_seals };
+        let (hashers, user) = (self.seal_hashers.clone(), self.counted_user(request));
         let bytes = size_of::<IoctlOut>();
         // Law 4.
         self.reply_deferred_within(calls, request, bytes, move |reply| {
@@ -104,7 +106,8 @@ impl Door {
             let file = filesystem.open_file(id)?;
             let has_grown = || is_short && file.len() > SHORT_SEAL_BYTES;
             let goes_on = || !has_grown() && waiting.goes_on();
-            let sealed = file.enable_verity_while(&options, &goes_on);
+            let hash = |part| hashers.hash(user, part);
+            let sealed = file.enable_verity_by(&options, &goes_on, &hash);
             drop(gate);
             if sealed.is_err() && has_grown() {
                 return Err(Errno::ETXTBSY);

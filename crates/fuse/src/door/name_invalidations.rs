@@ -11,8 +11,12 @@
 //! 1. The kernel takes the lock of the directory, which a program can hold for any time, also after
 //!    the connection has ended. A thread that waits for the lock cannot be killed. So each
 //!    notification has a thread, whose descriptor table has only the connection
-//!    ([`private_fd_table`]): the end of the mount does not wait for it, the filesystem is closed
-//!    meanwhile, and a process that ends without that releases the volume.
+//!    ([`private_fd_table`]): the end of the mount does not wait for it, and the filesystem is
+//!    closed meanwhile. A process that is killed releases the volume, too, if its rings have not
+//!    registered the devices (`MountOptions::registers_devices`): the thread keeps the memory of
+//!    the process, into which the rings are mapped. What remains until the lock is free is the
+//!    connection, and with it the mount, whose requests nothing answers (umount(8) with `-f` ends
+//!    it); of a `blkdev` mount, the kernel's claim of the device, too.
 //! 2. The caller of a request waits for that thread until the mount ends, so there are at most as
 //!    many of them as such calls, which are limited for users ([`user_limit`]). The names below a
 //!    name have at most [`THREADS_BELOW_MAX`] more. The caller does not wait for these, but its

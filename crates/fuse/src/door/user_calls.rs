@@ -44,7 +44,8 @@ const LONG_CALLS_MAX: usize = 4;
 const LONG_CALLS_OF_USER_MAX: usize = 2;
 /// The same of seals of large files. A sparse file needs no space, so a seal may take days,
 /// whatever its user may store; it has a few MiB of memory. One user has one, and so many run that
-/// users with a few user ids are no obstacle to the first seal of another.
+/// users with a few user ids are no obstacle to the first seal of another. How many of them hash at
+/// a time is limited by `seal_hashers`.
 const LONG_SEALS_MAX: usize = 64;
 const LONG_SEALS_OF_USER_MAX: usize = 1;
 

@@ -74,6 +74,8 @@ ranks! {
     ThreadLimits
     /// The deferred calls of users that run, and those that wait.
     UserCalls
+    /// The parts of files that wait to be hashed for the seals of users.
+    SealParts
     /// The number of writes that the kernel has lost in each subvolume.
     LostWrites
     /// The names that programs do not see yet.

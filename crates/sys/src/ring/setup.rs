@@ -8,7 +8,8 @@
 //!    unavailable, like one whose administrator or seccomp filter forbids rings.
 //! 3. A ring must complete one empty request before it is used.
 //! 4. Disks and arenas are registered if the kernel allows it (locked memory is limited for
-//!    ordinary users). Without registration everything works, but slower.
+//!    ordinary users), and disks if all of them may be ([`OpenDisk::may_register`]). Without
+//!    registration everything works, but slower.
 //! 5. The registrations are removed before the ring is closed: the kernel destroys a ring in the
 //!    background, and would otherwise keep exclusively opened disks open after the descriptors are
 //!    closed.
@@ -18,6 +19,8 @@ use crate::arena::Arena;
 use crate::errno::Errno;
 use crate::event::Event;
 use crate::file::DiskFile;
+#[cfg(doc)]
+use crate::file::OpenDisk;
 use io_uring::{IoUring, Probe, opcode, squeue};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -124,11 +127,13 @@ impl Table {
         files: &[&DiskFile],
         arenas: &[Arena],
     ) -> Result<Table, RingUnavailable> {
+        let may_register = files.iter().all(|file| file.may_register());
         let own = |file: &&DiskFile| file.as_fd().try_clone_to_owned();
         let files: Result<Vec<OwnedFd>, _> = files.iter().map(own).collect();
         let files = files.map_err(|error| RingUnavailable::Failed(error.into()))?;
         let numbers: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
-        let files_are_registered = uring.submitter().register_files(&numbers).is_ok();
+        let files_are_registered =
+            may_register && uring.submitter().register_files(&numbers).is_ok();
         let memory = |arena: &Arena| libc::iovec {
             iov_base: arena.start().as_ptr().cast(),
             iov_len: arena.bytes(),

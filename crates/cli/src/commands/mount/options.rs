@@ -64,6 +64,8 @@ impl ParsedOptions {
         let mut parsed = Self::default();
         // The kernel sets some timestamps itself, from its coarse clock.
         parsed.volume.clock = Clock::coarse();
+        // A program can make a thread of a mount wait in the kernel (`NameInvalidations`).
+        parsed.volume.registers_devices = false;
         parsed.set_read_only(false);
         for list in lists {
             for option in list.as_bytes().split(|byte| *byte == b',').filter(|w| !w.is_empty()) {

@@ -5,6 +5,9 @@
 //! 2. Only what this import has made is replaced.
 //! 3. The attributes of a directory are set when its member is read; its times, which change with
 //!    each new entry, once more at the end. Those waiting are at most [`TIMES_MAX`].
+//! 4. A member takes time in proportion to its name and data, however deep it is and whatever its
+//!    parents have: of these only the last one is examined, and those of directories that the
+//!    archive does not name. The last [`PARENTS_MAX`] parents are remembered.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -27,6 +30,8 @@ pub(super) const PERMISSIONS: u32 = 0o755;
 const PART_BYTES: usize = 1 << 20;
 /// Maximum number of directories whose times are to be set (law 3).
 const TIMES_MAX: usize = 1 << 16;
+/// Maximum number of parent directories that are remembered (law 4).
+const PARENTS_MAX: usize = 8;
 const SET_GROUP_ID: u32 = 0o2000;
 
 pub(super) struct Extract<'a> {
@@ -36,8 +41,10 @@ pub(super) struct Extract<'a> {
     /// Inodes of later generations were made by this import.
     generation: u64,
     times: HashMap<FileId, (Time, Time)>,
-    /// The parent directory of the last member.
-    parent: Option<Parent>,
+    /// The parent directories of the last members, the last one last (law 4).
+    parents: Vec<Parent>,
+    /// How often a directory was examined.
+    examined: u64,
     buffer: Vec<u8>,
     pub(super) counts: Counts,
     pub(super) is_full: bool,
@@ -64,7 +71,8 @@ impl<'a> Extract<'a> {
             root,
             generation,
             times: HashMap::new(),
-            parent: None,
+            parents: Vec::new(),
+            examined: 0,
             buffer: vec![0; PART_BYTES],
             counts: Counts::default(),
             is_full: false,
@@ -217,7 +225,7 @@ impl<'a> Extract<'a> {
         };
         set().map_err(|why| self.not_finished(member, &why))?;
         // Its entries inherit from it now.
-        self.parent = None;
+        self.parents.retain(|parent| parent.id != id);
         let times = self.create.times(found);
         self.wait(id, times).map_err(|error| self.failed(&member.name, &error))
     }
@@ -252,13 +260,15 @@ impl<'a> Extract<'a> {
     /// Finds the directory at a path below the destination, and creates what is missing (law 1).
     fn parent<R: Read>(&mut self, names: &[&[u8]], reader: &Reader<R>) -> Result<Parent, Failure> {
         let path = names.join(&b'/');
-        if let Some(parent) = self.parent.as_ref().filter(|parent| parent.path == path) {
-            return Ok(parent.clone());
+        if let Some(at) = self.parents.iter().position(|parent| parent.path == path) {
+            let parent = self.parents.remove(at);
+            self.parents.push(parent.clone());
+            return Ok(parent);
         }
-        let mut id = self.root;
-        let (mut is_inherited, mut end) = (self.is_inherited(id, b"")?, 0);
+        let (mut id, mut end) = (self.root, 0);
         for name in names {
             let fs = self.create.filesystem;
+            let above = &path[..end];
             end += usize::from(end > 0) + name.len();
             let path = &path[..end];
             id = match fs.lookup(id, name).and_then(|id| fs.stat(id)) {
@@ -266,6 +276,7 @@ impl<'a> Extract<'a> {
                 Ok(stat) => return Err(not_directory(stat.kind, path, reader)),
                 Err(Error::NotFound) => {
                     let new = NewInode::new(PERMISSIONS);
+                    let is_inherited = self.is_inherited(id, above)?;
                     self.touch_at(id, path)?;
                     let made = self.make_directory(id, name, &new, path)?;
                     if is_inherited {
@@ -275,10 +286,13 @@ impl<'a> Extract<'a> {
                 }
                 Err(error) => return Err(self.failed(path, &error)),
             };
-            is_inherited = self.is_inherited(id, path)?;
         }
+        let is_inherited = self.is_inherited(id, &path)?;
         let parent = Parent { path, id, is_inherited };
-        self.parent = Some(parent.clone());
+        if self.parents.len() >= PARENTS_MAX {
+            self.parents.remove(0);
+        }
+        self.parents.push(parent.clone());
         Ok(parent)
     }
 
@@ -304,14 +318,22 @@ impl<'a> Extract<'a> {
 
     /// Returns whether entries may inherit something from a directory.
     fn is_inherited(&mut self, id: FileId, path: &[u8]) -> Result<bool, Failure> {
+        self.examined += 1;
         let fs = self.create.filesystem;
         let is_inherited = || -> butternut::Result<bool> {
             let stat = fs.stat(id)?;
             if stat.generation <= self.generation || stat.mode & SET_GROUP_ID != 0 {
                 return Ok(true);
             }
-            let names = fs.xattr_names(id)?;
-            Ok(names.iter().any(|name| INHERITED_XATTRS.contains(&name.as_slice())))
+            // By their names: there may be any number of others.
+            for name in INHERITED_XATTRS {
+                match fs.xattr(id, name) {
+                    Ok(_) => return Ok(true),
+                    Err(Error::NoAttribute) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(false)
         };
         is_inherited().map_err(|error| self.failed(path, &error))
     }
@@ -408,6 +430,43 @@ fn components(name: &[u8]) -> Result<Vec<&[u8]>, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::GlobalArgs;
+    use butternut::MountOptions;
+    use butternut::device::{Device, MemoryDevice};
+    use butternut_mkfs::MkfsOptions;
+    use std::sync::Arc;
+
+    /// Of directories that exist, only the last one on a path is examined, and it once.
+    #[test]
+    fn members_by_turns_in_a_deep_and_another_directory_examine_each_once() {
+        const DEPTH: u64 = 40;
+        let device = MemoryDevice::new("memory", 256 << 20);
+        butternut_mkfs::make(&device, &MkfsOptions::default()).unwrap();
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let devices = vec![Arc::new(device) as Arc<dyn Device>];
+        let fs = Filesystem::open_devices(devices, &options).unwrap();
+        let (verbose, quiet, json, degraded) = (false, true, false, false);
+        let progress = Progress::new(&GlobalArgs { verbose, quiet, json, degraded });
+        let mut extract = Extract::new(&fs, Rules::default(), &progress, (fs.root(), 0));
+        let reader = Reader::new(&[][..], "tar".into(), true);
+        let deep = vec![&b"a"[..]; usize::try_from(DEPTH).unwrap()];
+        let made = extract.parent(&deep, &reader).unwrap();
+        assert_eq!(extract.examined, DEPTH + 1, "those above the made ones, and the last");
+        for _ in 0..50 {
+            assert_eq!(extract.parent(&[], &reader).unwrap().id, fs.root());
+            assert_eq!(extract.parent(&deep, &reader).unwrap().id, made.id);
+            assert_eq!(extract.parent(&[b"b"], &reader).unwrap().path, b"b");
+        }
+        // The root, and once more to make b in it, and b.
+        assert_eq!(extract.examined, DEPTH + 4);
+        for depth in 1..deep.len() {
+            extract.parent(&deep[..depth], &reader).unwrap();
+            assert!(extract.parents.len() <= PARENTS_MAX);
+        }
+        assert_eq!(extract.examined, DEPTH + 4 + DEPTH - 1);
+        extract.parent(&deep, &reader).unwrap();
+        assert_eq!(extract.examined, DEPTH + 4 + DEPTH, "it was forgotten");
+    }
 
     #[test]
     fn names_stay_below_the_destination() {
