@@ -1,16 +1,23 @@
-//! Budgets of operations: heap allocations and device reads, neither of which grows with the number
-//! of files.
+//! Budgets of operations: heap allocations, device reads, and the device writes of a snapshot, none
+//! of which grows with the number of files.
+//!
+//! `BUTTERNUT_LONG=1` takes a snapshot of 100,000 files instead of 20,000.
 
 #![allow(clippy::unwrap_used, reason = "tests panic on failure")]
 
 mod image;
 
+use butternut::device::{Device, MemoryDevice, Record, RecordingDevice};
 use butternut::stats::Counters;
-use butternut::{DevicePath, FIRST_ENTRY, Filesystem, Follow, MountOptions};
+use butternut::{
+    DevicePath, FIRST_ENTRY, FileId, Filesystem, Follow, MountOptions, NewInode, SnapshotAccess,
+};
+use butternut_mkfs::MkfsOptions;
 use butternut_sys::allocations::{CountingAllocator, allocations_of};
 use image::{Image, image_of};
 use rustix::time::{ClockId, clock_gettime};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[global_allocator]
@@ -195,4 +202,86 @@ fn a_mebibyte_of_one_extent_takes_one_device_read() {
     file.read_at(0, &mut memory[..4096]).unwrap();
     let (reads, bytes) = reads_of(&filesystem, || file.read_at(1 << 20, &mut memory).unwrap());
     assert_eq!((reads, bytes), (1, 1 << 20));
+}
+
+/// The device operations and the allocations of a snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct SnapshotCost {
+    flushes: u64,
+    writes: u64,
+    bytes: u64,
+    allocations: u64,
+}
+
+/// A volume in memory that records what is written.
+struct Recorded {
+    device: Arc<RecordingDevice>,
+    filesystem: Filesystem,
+}
+
+impl Recorded {
+    fn new() -> Self {
+        let memory = MemoryDevice::new("memory", 1 << 30);
+        butternut_mkfs::make(&memory, &MkfsOptions::default()).unwrap();
+        let device = Arc::new(RecordingDevice::new(Arc::new(memory)));
+        let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        Self { device, filesystem: Filesystem::open_devices(devices, &options).unwrap() }
+    }
+
+    /// Makes a subvolume with empty files.
+    fn subvolume(&self, name: &str, files: u32) -> u64 {
+        let (fs, new) = (&self.filesystem, NewInode::new(0o644));
+        let id = fs.create_subvolume(fs.root(), name.as_bytes(), &new).unwrap();
+        let root = FileId::root_of(id);
+        for number in 0..files {
+            fs.create(root, format!("file-{number}").as_bytes(), &new).unwrap();
+        }
+        fs.sync().unwrap();
+        id
+    }
+
+    fn snapshot(&self, source: u64, name: &str, access: SnapshotAccess) -> SnapshotCost {
+        let (fs, before) = (&self.filesystem, self.device.position());
+        let (allocations, made) =
+            allocations_of(|| fs.snapshot(source, fs.root(), name.as_bytes(), access));
+        made.unwrap();
+        let mut cost = SnapshotCost { allocations, ..SnapshotCost::default() };
+        for record in &self.device.recording().log()[before..] {
+            match record {
+                Record::Flush => cost.flushes += 1,
+                Record::Discard { .. } => panic!("nothing was freed"),
+                Record::Write { bytes, .. } => {
+                    cost.writes += 1;
+                    cost.bytes += bytes.len() as u64;
+                }
+            }
+        }
+        cost
+    }
+}
+
+/// The root node of the tree is copied, whatever is below it. A copy adds a reference to each child
+/// of the node, of which there are at most 493: so the leaves of the extent tree that have them are
+/// written, within the same device writes.
+#[test]
+fn a_snapshot_of_many_files_costs_what_one_of_few_costs() {
+    /// Both copies of the leaves of the extent tree with the references of the root's children.
+    const REFERENCE_BYTES: u64 = 2 * 16 * (16 << 10);
+    const ALLOCATIONS_MAX: u64 = 600;
+    let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
+    let volume = Recorded::new();
+    let few = volume.subvolume("few", 10);
+    let many = volume.subvolume("many", if is_long { 100_000 } else { 20_000 });
+    let (read_write, read_only) = (SnapshotAccess::ReadWrite, SnapshotAccess::ReadOnly);
+    for (round, access) in [read_write, read_only, read_write].into_iter().enumerate() {
+        let few = volume.snapshot(few, &format!("few-{round}"), access);
+        let many = volume.snapshot(many, &format!("many-{round}"), access);
+        let what = format!("{few:?}, {many:?}");
+        assert_eq!((few.flushes, few.writes), (2, 6), "{what}");
+        assert_eq!((many.flushes, many.writes), (2, 6), "{what}");
+        assert!(many.bytes <= few.bytes + REFERENCE_BYTES, "{what}");
+        assert!(many.allocations <= ALLOCATIONS_MAX, "{what}");
+    }
+    volume.filesystem.close().unwrap();
 }

@@ -35,6 +35,10 @@ mod image;
 mod import;
 mod import_tar;
 mod installing;
+#[path = "../../../fs/tests/suite/kernel_history.rs"]
+mod kernel_history;
+#[path = "../../../fs/tests/suite/kernel_received.rs"]
+mod kernel_received;
 mod lab;
 mod limited_calls;
 mod listing;
@@ -60,7 +64,10 @@ mod receive_mounted;
 mod recursive_snapshots;
 mod rescued_reads;
 mod send;
+mod send_histories;
 mod send_mounted;
+mod send_real_trees;
+mod stream_effects;
 mod subvolume_lookups;
 mod subvolume_renames;
 mod subvolumes;

@@ -108,20 +108,20 @@ impl Source {
 }
 
 /// A volume that the kernel has mounted, until this is dropped.
-struct Mounted {
+pub(crate) struct Mounted {
     guard: Option<MountGuard>,
     dir: TempDir,
 }
 
 impl Mounted {
-    fn new(image: &Path, options: &str) -> Self {
+    pub(crate) fn new(image: &Path, options: &str) -> Self {
         let dir = TempDir::with_prefix("butternut-test-").unwrap();
         let guard = Some(MountGuard::before_mount(dir.path()).unwrap());
         shell(&format!("mount -o loop,{options} {} {}", image.display(), dir.path().display()));
         Self { guard, dir }
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.dir.path().join(name).to_str().unwrap().to_owned()
     }
 }

@@ -164,8 +164,8 @@ fn snapshots_of_known_hard_cases_are_received() {
     pair.transfer(&streams);
 }
 
-/// Makes a volume with three snapshots of each history.
-fn histories(seeds: std::ops::Range<u64>) -> Pair {
+/// Makes a volume with three snapshots of each history: `a`, `b` and `c` with its seed.
+pub(crate) fn histories(seeds: std::ops::Range<u64>) -> KernelImage {
     let source = KernelImage::make(1, &[], "noatime", "true");
     let mount = source.mount("rw,noatime,compress=zstd");
     for seed in seeds {
@@ -181,7 +181,7 @@ fn histories(seeds: std::ops::Range<u64>) -> Pair {
         }
     }
     drop(mount);
-    Pair::of(source)
+    source
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn snapshots_of_random_histories_are_received() {
     let rounds = if is_long { 20 } else { 1 };
     for round in 0..rounds {
         let seeds = round * 10..round * 10 + 10;
-        let pair = histories(seeds.clone());
+        let pair = Pair::of(histories(seeds.clone()));
         let name = |letter: &str, seed: u64| format!("{letter}{seed}");
         let names: Vec<_> = seeds
             .map(|seed| {
