@@ -214,7 +214,7 @@ fn check(seed: u64, one_in: u64) -> Result<Verdict> {
     let (mut random, mut kept) = (Random::new(!seed), Vec::new());
     for Sent { stream, name, .. } in &sent {
         builder.begin_step(&device);
-        let (ended, report) = receive(&filesystem, &stream[..1 + random.index(stream.len() - 1)]);
+        let (ended, report) = receive(&filesystem, &stream[..=random.index(stream.len() - 1)]);
         ensure!(ended.is_err(), "{name}: a cut stream is received");
         builder.mark_all_durable(&device);
         kept.push(Kept { commands: report.resumable });
@@ -243,7 +243,7 @@ impl Expected {
         let image: Arc<dyn Device> = Arc::new(image);
         check_crashed(&image)?;
         let filesystem = Filesystem::open_devices(vec![Arc::clone(&image)], &options())?;
-        self.verify_own(&filesystem, *allowed.start() > 0)?;
+        verify_own(&filesystem, *allowed.start() > 0)?;
         for number in 0..self.sent.len() {
             self.verify_subvolume(&filesystem, number, allowed)?;
         }
@@ -253,22 +253,9 @@ impl Expected {
             ensure!(report.changed.is_empty(), "{name}: a checkpoint is changed");
         }
         self.verify_end(&filesystem)?;
-        self.verify_own(&filesystem, *allowed.start() > 0)?;
+        verify_own(&filesystem, *allowed.start() > 0)?;
         filesystem.close()?;
         check_crashed(&image).context("after the receive")
-    }
-
-    /// Law 4.
-    fn verify_own(&self, filesystem: &Filesystem, is_durable: bool) -> Result<()> {
-        let Ok(id) = filesystem.lookup(filesystem.root(), OWN.0) else {
-            ensure!(!is_durable, "the own file is lost");
-            return Ok(());
-        };
-        let file = filesystem.open_file(id)?;
-        let mut bytes = vec![0; usize::try_from(file.len())?];
-        file.read_exact_at(0, &mut bytes)?;
-        ensure!(bytes == OWN.1 || !is_durable, "the own file has {} bytes", bytes.len());
-        Ok(())
     }
 
     /// Laws 1 to 3.
@@ -316,6 +303,19 @@ impl Expected {
         ensure!(subvolumes == self.sent.len(), "{subvolumes} subvolumes");
         Ok(())
     }
+}
+
+/// Law 4.
+fn verify_own(filesystem: &Filesystem, is_durable: bool) -> Result<()> {
+    let Ok(id) = filesystem.lookup(filesystem.root(), OWN.0) else {
+        ensure!(!is_durable, "the own file is lost");
+        return Ok(());
+    };
+    let file = filesystem.open_file(id)?;
+    let mut bytes = vec![0; usize::try_from(file.len())?];
+    file.read_exact_at(0, &mut bytes)?;
+    ensure!(bytes == OWN.1 || !is_durable, "the own file has {} bytes", bytes.len());
+    Ok(())
 }
 
 /// Returns the number of commands of each checkpoint.

@@ -120,14 +120,14 @@ pub(crate) fn put_attributes(
         return names::put_inode(edit, ino, inode);
     }
     let key = Key::new(ino.0, ItemType::INODE_ITEM, 0);
-    let mut is_sound = false;
+    let mut is_replaced = false;
     let is_found = edit.update(&key, &mut |item| {
         let Ok(was) = Inode::check(item) else { return };
         let now = Inode { size: was.size, bytes_used: was.bytes_used, ..*inode };
         item.copy_from_slice(&now.to_bytes());
-        is_sound = true;
+        is_replaced = true;
     })?;
-    if is_found && is_sound {
+    if is_found && is_replaced {
         return Ok(());
     }
     let source = Refused::new("inode", "none", "the item that was read before");

@@ -2,41 +2,40 @@
 
 use std::io;
 
-/// Lets the calling thread run only while no other thread wants its CPU (`SCHED_IDLE`): a thread
-/// of the usual policy that wakes up preempts it at once. It still gets a small share of a CPU that
-/// is always busy. A process without privileges cannot undo this, so it is for threads that do
-/// nothing else, and that hold no lock while they compute. Other threads of the process, and those
-/// that this one has started before, keep their policy.
+use rustix::process::setpriority_process;
+
+/// The lowest priority of the usual policy.
+const NICE_MAX: i32 = 19;
+
+/// Gives the calling thread the lowest priority (`nice` 19): a thread of the usual priority gets 68
+/// times its share of a CPU, and preempts it. A process without privileges cannot undo this, so it
+/// is for threads that do nothing else. Other threads of the process, and those that this one has
+/// started before, keep their priority.
+///
+/// The policy `SCHED_IDLE` would give way even more, but a thread that is preempted inside a lock
+/// would keep the lock as long as its CPU is busy.
 ///
 /// # Errors
 /// The system forbids it. The thread is as it was.
-pub fn yield_to_all() -> io::Result<()> {
-    // SAFETY: all fields of the structure are integers, which may be 0. `SCHED_IDLE` has the
-    // priority 0.
-    let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
-    // SAFETY: the call reads one structure; 0 is the calling thread.
-    let answer = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
-    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+pub fn yield_to_others() -> io::Result<()> {
+    // For Linux, no process is the calling thread.
+    Ok(setpriority_process(None, NICE_MAX)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn policy() -> i32 {
-        // SAFETY: the call reads no memory; 0 is the calling thread.
-        unsafe { libc::sched_getscheduler(0) }
-    }
+    use rustix::process::getpriority_process;
 
     #[test]
     fn only_the_calling_thread_gives_way() {
-        let before = policy();
+        let before = getpriority_process(None).unwrap();
         let other = || {
-            yield_to_all().unwrap();
-            yield_to_all().unwrap();
-            policy()
+            yield_to_others().unwrap();
+            yield_to_others().unwrap();
+            getpriority_process(None).unwrap()
         };
-        assert_eq!(std::thread::spawn(other).join().unwrap(), libc::SCHED_IDLE);
-        assert_eq!(policy(), before);
+        assert_eq!(std::thread::spawn(other).join().unwrap(), NICE_MAX);
+        assert_eq!(getpriority_process(None).unwrap(), before);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! 1. Without an offset it replaces the file, as `>` of a shell does. Only `--truncate` replaces
 //!    what is in a file by nothing: the command before a pipe may have failed.
-//! 2. The volume is opened when stdin has begun: the command before a pipe may read it.
+//! 2. The volume is opened when stdin has begun: the command before a pipe may read it. That its
+//!    devices exist is checked before: a user at a terminal learns of a typing error at once.
 //! 3. What may not be written is refused also if stdin is empty.
 
 use std::io::{self, ErrorKind, Read};
@@ -15,6 +16,7 @@ use super::transaction::Transaction;
 use crate::args::{GlobalArgs, WriteArgs};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
+use crate::volume::{check_devices, parse_arg};
 
 /// Bytes per write.
 const WRITE_BYTES: usize = 4 << 20;
@@ -23,6 +25,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &WriteArgs, out: &mut Output) -> Ou
     let path = text::bytes(&args.path);
     let offset = args.offset.as_deref().map(|typed| crate::args::parse_bytes("--offset", typed));
     let offset = offset.transpose()?;
+    check_devices(&parse_arg(std::slice::from_ref(&args.volume.volume))?)?;
     let mut input = io::stdin().lock();
     let mut buffer = vec![0; WRITE_BYTES];
     let mut read = read_some(&mut input, &mut buffer)?;

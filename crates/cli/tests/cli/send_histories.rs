@@ -164,13 +164,13 @@ fn histories_that_butternut_makes_are_sent_and_received_by_the_kernel_and_by_but
     }
     let only = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
-    let rounds: Vec<Range<u64>> = match only {
-        Some(seed) => vec![seed..seed + 1],
-        None => (0..if is_long { 20 } else { 1 })
-            .map(|round| round * SEEDS..(round + 1) * SEEDS)
-            .collect(),
+    let (first, seeds, rounds) = match only {
+        Some(seed) => (seed, 1, 1),
+        None => (0, SEEDS, if is_long { 20 } else { 1 }),
     };
-    for seeds in rounds {
+    for round in 0..rounds {
+        let begin = first + round * seeds;
+        let seeds = begin..begin + seeds;
         let volumes = Volumes::new(seeds);
         volumes.send();
         volumes.receive();

@@ -201,7 +201,7 @@ fn programs_seal_and_measure_on_a_mount_with_writeback() {
 }
 
 /// Seals of sparse files of 4 EiB, which would take years, keep no other user from a seal. The
-/// threads that hash have the policy `SCHED_IDLE`, field 41 of their `stat`.
+/// threads that hash have `nice` 19, field 19 of their `stat`.
 #[test]
 fn long_seals_of_users_do_not_delay_that_of_another() {
     if !kernel_tests_enabled("long_seals_of_users_do_not_delay_that_of_another") {
@@ -217,15 +217,16 @@ fn long_seals_of_users_do_not_delay_that_of_another() {
              (as $id fsverity enable $id.$n 2>/dev/null) & P=\"$P $!\"
          done; done
          until [ $(cat /proc/*/comm 2>/dev/null | grep -c '^fsverity') -ge 9 ]; do sleep .1; done
-         policies() { cat /proc/[0-9]*/task/*/stat 2>/dev/null | grep '(butternut-seal)' |
-             cut -d ' ' -f 41 | sort -u | tr '\\n' ' '; }
-         for n in $(seq 600); do [ \"$(policies)\" = '5 ' ] && break; sleep .1; done; policies; echo
+         priorities() { cat /proc/[0-9]*/task/*/stat 2>/dev/null | grep '(butternut-seal)' |
+             cut -d ' ' -f 19 | sort -u | tr '\\n' ' '; }
+         for n in $(seq 600); do [ \"$(priorities)\" = '19 ' ] && break; sleep .1; done
+         priorities; echo
          printf 12 >small; chown 3000 small
          timeout 60 setpriv --reuid=3000 --regid=3000 --clear-groups fsverity enable small
          echo $?; fsverity measure small | grep -c sha256
          kill -9 $P; wait 2>/dev/null; lsattr 2001.1 | cut -d ' ' -f 1 | grep -c V",
     );
-    expect_lines(&said, &["5 ", "0", "1", "0"]);
+    expect_lines(&said, &["19 ", "0", "1", "0"]);
     scratch.umount();
     scratch.check();
 }

@@ -206,7 +206,7 @@ impl Filesystem {
         }
         let mut fate = Fate::Kept;
         if let (Some(Item::Inode(found)), None, Some(inode)) = (victim, exchanged, &victim_inode) {
-            fate = self.fate_of_replaced(write_state, to, (found, inode), locked)?;
+            fate = fate_of_replaced(write_state, to, (found, inode), locked)?;
         }
         if victim.is_none() {
             let limits = names::Limits::of(self.super_block());
@@ -234,25 +234,6 @@ impl Filesystem {
             dirs: (from_dir, to_dir),
             inodes: (moved_inode, victim_inode),
         })
-    }
-
-    /// Returns what happens to a directory that is replaced, which must be empty.
-    fn fate_of_replaced(
-        &self,
-        write_state: &WriteState,
-        to: &Side<'_>,
-        (found, inode): (&FoundEntry, &Inode),
-        locked: &mut LockedInodes<'_>,
-    ) -> Result<Fate> {
-        let (subvolume, ino) = (&to.subvolume, Ino(found.entry.id.ino));
-        let at = (Ino(to.at.0.ino), to.at.1);
-        let backref = names::backref(&subvolume.tree, at, (ino, inode.nlink))?;
-        let entry = (&*found.entry, &*locked.of(&found.entry), inode);
-        let fate = fate(write_state, subvolume, entry, backref)?;
-        if fate != Fate::Untouched {
-            require_empty(subvolume, &found.entry, inode)?;
-        }
-        Ok(fate)
     }
 
     /// Returns the inode of an item, which a placeholder does not have.
@@ -378,4 +359,22 @@ fn check_crossing(
         return Err(Error::NotEmpty);
     }
     Ok(())
+}
+
+/// Returns what happens to a directory that is replaced, which must be empty.
+fn fate_of_replaced(
+    write_state: &WriteState,
+    to: &Side<'_>,
+    (found, inode): (&FoundEntry, &Inode),
+    locked: &mut LockedInodes<'_>,
+) -> Result<Fate> {
+    let (subvolume, ino) = (&to.subvolume, Ino(found.entry.id.ino));
+    let at = (Ino(to.at.0.ino), to.at.1);
+    let backref = names::backref(&subvolume.tree, at, (ino, inode.nlink))?;
+    let entry = (&*found.entry, &*locked.of(&found.entry), inode);
+    let fate = fate(write_state, subvolume, entry, backref)?;
+    if fate != Fate::Untouched {
+        require_empty(subvolume, &found.entry, inode)?;
+    }
+    Ok(fate)
 }

@@ -138,7 +138,7 @@ impl Renaming<'_> {
         let new = to.new_name(moved, self.indices.1, moment);
         if let Target::Subvolume(id) = moved.target {
             names::unlink(&source, &old)?;
-            self.move_reference(at_commit, id, (from, to), self.indices.1)?;
+            move_reference(at_commit, id, (from, to), self.indices.1)?;
             let target = at_commit.tree(to.subvolume.id)?;
             match self.to_target {
                 None => names::link(&target, &new)?,
@@ -192,10 +192,10 @@ impl Renaming<'_> {
             names::replace(&target, &there, to_target)?;
         }
         if let Target::Subvolume(id) = moved.target {
-            self.move_reference(at_commit, id, (from, to), self.indices.1)?;
+            move_reference(at_commit, id, (from, to), self.indices.1)?;
         }
         if let Target::Subvolume(id) = other.target {
-            self.move_reference(at_commit, id, (to, from), self.indices.0)?;
+            move_reference(at_commit, id, (to, from), self.indices.0)?;
         }
         drop(exchanging);
         self.change_moved(&source, moment)?;
@@ -208,24 +208,6 @@ impl Renaming<'_> {
             names::changed(dir, moment);
         }
         self.put_dirs(&source, &target)
-    }
-
-    /// Makes the references of a subvolume those of its new place.
-    fn move_reference(
-        &self,
-        at_commit: &AtCommit<'_>,
-        child: TreeId,
-        (from, to): (&Side<'_>, &Side<'_>),
-        index: u64,
-    ) -> Result<()> {
-        let roots = at_commit.tree(TreeId::ROOT)?;
-        let reference = RootRef { dir: to.dir_ino(), index, name: to.name() };
-        names::put_root_ref(&roots, SubvolumePair { child, parent: to.subvolume.id }, &reference)?;
-        if from.subvolume.id != to.subvolume.id {
-            let pair = SubvolumePair { child, parent: from.subvolume.id };
-            names::remove_root_ref(&roots, pair)?;
-        }
-        Ok(())
     }
 
     /// Writes the inode that is moved. The root directory of a subvolume stays as it is.
@@ -285,6 +267,23 @@ impl Renaming<'_> {
             self.write_state.forget(&victim.entry, locked.of(&victim.entry));
         }
     }
+}
+
+/// Makes the references of a subvolume those of its new place.
+fn move_reference(
+    at_commit: &AtCommit<'_>,
+    child: TreeId,
+    (from, to): (&Side<'_>, &Side<'_>),
+    index: u64,
+) -> Result<()> {
+    let roots = at_commit.tree(TreeId::ROOT)?;
+    let reference = RootRef { dir: to.dir_ino(), index, name: to.name() };
+    names::put_root_ref(&roots, SubvolumePair { child, parent: to.subvolume.id }, &reference)?;
+    if from.subvolume.id != to.subvolume.id {
+        let pair = SubvolumePair { child, parent: from.subvolume.id };
+        names::remove_root_ref(&roots, pair)?;
+    }
+    Ok(())
 }
 
 /// Returns what the entry of a side has.

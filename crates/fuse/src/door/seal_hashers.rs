@@ -8,8 +8,8 @@
 //!                          \- the parts of each user, by turns -/
 //! ```
 //!
-//! 1. At most as many parts are hashed at a time as there are CPUs, in threads that run while no
-//!    other thread wants their CPU ([`priority`]): those that serve requests do not wait for them.
+//! 1. At most as many parts are hashed at a time as there are CPUs, in threads that give way to
+//!    all others ([`priority`]): those that serve requests hardly wait for them.
 //!    Reading a part and storing its hashes need locks that others wait for, so the thread of the
 //!    call does both, with the usual priority.
 //! 2. The threads hash the parts of different users by turns, and of one user in their order. A
@@ -80,7 +80,7 @@ impl SealHashers {
             // Without any thread, it is the caller's, which serves no requests either.
             if thread::current().id() != caller {
                 // Where this is forbidden, the number of threads is limited all the same.
-                priority::yield_to_all().unwrap_or_default();
+                priority::yield_to_others().unwrap_or_default();
             }
             let next = queue.lock().pop();
             if let Some(work) = next {

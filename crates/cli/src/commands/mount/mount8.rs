@@ -12,7 +12,8 @@
 //!    `suid`, `exec`, `rw`). So for root `dev` and `suid` are on unless restricted, as for every
 //!    other filesystem. For other users fusermount3 decides.
 //! 3. The type `fuseblk.butternut` is the option `blkdev`.
-//! 4. With `nofail`, a volume with a device that does not exist is not mounted, and that is no
+//! 4. An unmount says nothing when it succeeds, as of every other filesystem, unless `-v` is given.
+//! 5. With `nofail`, a volume with a device that does not exist is not mounted, and that is no
 //!    failure: mount(8) keeps this promise only for the filesystems that it mounts itself.
 
 use std::ffi::{OsStr, OsString};
@@ -31,7 +32,7 @@ const MOUNT_ONLY: [&str; 15] = [
 ];
 
 /// Returns the command line of `butternut mount`, for root or another user. Returns `None` if there
-/// is nothing to do: a mount is only simulated, as by `mount -f`, or law 4 applies.
+/// is nothing to do: a mount is only simulated, as by `mount -f`, or law 5 applies.
 pub(crate) fn mount_arguments(arguments: &[OsString], is_root: bool) -> Option<Vec<OsString>> {
     let (paths, lists, letters) = split_arguments(arguments);
     if letters.contains(&b'f') {
@@ -75,6 +76,9 @@ fn is_absent(paths: &[OsString]) -> bool {
 pub(crate) fn umount_arguments(arguments: &[OsString]) -> Vec<OsString> {
     let (paths, _, letters) = split_arguments(arguments);
     let mut umount: Vec<OsString> = vec!["butternut".into(), "umount".into()];
+    if !letters.contains(&b'v') {
+        umount.push("--quiet".into());
+    }
     if letters.contains(&b'l') {
         umount.push("--lazy".into());
     }
@@ -154,7 +158,11 @@ mod tests {
         assert_eq!(mount_arguments(&simulated, true), None);
         assert_eq!(
             check(umount_arguments, "umount.fuse.butternut /m -l"),
-            "butternut umount --lazy -- /m"
+            "butternut umount --quiet --lazy -- /m"
+        );
+        assert_eq!(
+            check(umount_arguments, "umount.fuse.butternut /m -v"),
+            "butternut umount -- /m"
         );
     }
 }
