@@ -117,10 +117,10 @@ pub struct MountOptions {
     /// with type `fuseblk`. The kernel's mount holds the device exclusively, so it is opened
     /// without `O_EXCL`.
     pub mounted_device: Option<(u32, u32)>,
-    /// Register the devices with the rings (`io_uring`) of the volume, which makes requests slightly
-    /// cheaper. The rings of a process that is killed keep registered devices open, and locked, as
-    /// long as one of its threads waits in the kernel. A server whose clients can make that last
-    /// sets this to false.
+    /// Register the devices with the rings (`io_uring`) of the volume, which makes requests
+    /// slightly cheaper. The rings of a process that is killed keep registered devices open, and
+    /// locked, as long as one of its threads waits in the kernel. A server whose clients can make
+    /// that last sets this to false.
     pub registers_devices: bool,
 }
 

@@ -28,6 +28,7 @@
 //! directories: the stream says what they have.
 
 mod apply;
+mod command_place;
 mod data;
 mod finish;
 pub(crate) mod in_progress;
@@ -37,8 +38,9 @@ mod resume;
 mod serving;
 mod source;
 
+pub use command_place::CommandPlace;
 pub use limits::{CLONED_EXTENTS_FIELD, HASHES_BYTES_FIELD, SEALED_BYTES_FIELD, StreamLimits};
-pub use reader::{CommandPlace, StreamReader};
+pub use reader::StreamReader;
 pub use serving::ReceiveServing;
 
 use crate::{Error, FileId, Filesystem, Result};

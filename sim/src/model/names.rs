@@ -281,7 +281,7 @@ impl Model {
             return Ok(());
         }
         let crosses = self.are_in_one_subvolume(from.0, to.0);
-        if crosses.is_err() && how != Renaming::Whiteout {
+        if crosses.is_err() {
             // A subvolume may cross, and two of them in an exchange.
             let mut moved = vec![self.step(from.0, from.1)?];
             if how == Renaming::Exchange {

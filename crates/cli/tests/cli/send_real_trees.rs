@@ -34,7 +34,8 @@ cd w/repository; git checkout -q HEAD~1; git commit -q --allow-empty -m third; g
 rm -r w/usr/share/doc/[a-c]*; mv w/etc w/old-etc; cp -a --reflink=always w/usr/sbin w/sbin
 chown -R 1000:1000 w/old-etc/apt; mv w/usr/bin/ping w/ping2; setcap cap_net_admin+ep w/ping2
 rm w/dev/null; mkdir w/dev/null; seq 100000 200000 >> w/var/log; truncate -s 150M w/var/sparse
-chmod -R g+w w/usr/share; find w/usr/bin -type f -name 'c*' -exec touch -d '2001-02-03 04:05:06.7' {} +
+chmod -R g+w w/usr/share
+find w/usr/bin -type f -name 'c*' -exec touch -d '2001-02-03 04:05:06.7' {} +
 btrfs -q subvolume snapshot -r w b
 btrfs -q send --proto=2 --compressed-data -f TOP/kernel.a a
 btrfs -q send --proto=2 --compressed-data -p a -f TOP/kernel.b b

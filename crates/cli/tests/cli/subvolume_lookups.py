@@ -19,6 +19,16 @@ def call(path, number, arguments):
         os.close(fd)
 
 
+def fields(buffer, *sizes):
+    """Numbers of those sizes; a size of 16 is a UUID."""
+    at, found = 0, []
+    for size in sizes:
+        bytes = buffer[at:at + size]
+        found.append(bytes if size == 16 else int.from_bytes(bytes, 'little'))
+        at += size
+    return found
+
+
 def subvolume(path):
     at, name = os.path.split(path)
     said, _ = call(at, CREATE, struct.pack('<q4088s', 0, name.encode()))
@@ -28,8 +38,8 @@ def subvolume(path):
 def fs_info(path, flags):
     arguments = struct.pack('<48xQ968x', flags)
     said, info = call(path, FS_INFO, arguments)
-    highest, count, fsid, *sizes, csum, bytes, given, generation, metadata = struct.unpack_from(
-        '<QQ16sIIIHHQQ16s', info)
+    highest, count, fsid, *sizes, csum, bytes, given, generation, metadata = fields(
+        info, 8, 8, 16, 4, 4, 4, 2, 2, 8, 8, 16)
     print('FS_INFO', repr(path), flags, said, highest, count, sizes, csum, bytes, given,
           generation > 0, metadata == fsid, any(info[80:]))
     return fsid
@@ -37,7 +47,7 @@ def fs_info(path, flags):
 
 def dev_info(path, id, uuid=bytes(16)):
     said, info = call(path, DEV_INFO, struct.pack('<Q16s4072x', id, uuid))
-    id, uuid, used, total, fsid = struct.unpack_from('<Q16sQQ16s', info)
+    id, uuid, used, total, fsid = fields(info, 8, 16, 8, 8, 16)
     name = info[3072:].rstrip(b'\0')
     if said == 'done':
         said += f' {id} {any(uuid)} {0 < used <= total} {total} {name[:1]}'
@@ -48,7 +58,7 @@ def dev_info(path, id, uuid=bytes(16)):
 def subvolumes(path, least=0):
     said, found = call(path, ROOTREF, struct.pack('<Q4088x', least))
     count = found[4088]
-    words = struct.unpack_from(f'<Q{2 * count}Q', found)
+    words = fields(found, *[8] * (1 + 2 * count))
     print('ROOTREF', repr(path), least, said, count, words[0], words[1:9], words[-2:],
           any(found[8 + 16 * count:4088]))
     return dict(zip(words[1::2], words[2::2]))
@@ -57,7 +67,7 @@ def subvolumes(path, least=0):
 def lookup(path, dir, id):
     said, found = call(path, LOOKUP, struct.pack('<QQ4080x', dir, id))
     if said == 'done':
-        dir, id = struct.unpack_from('<QQ', found)
+        dir, id = fields(found, 8, 8)
         name, at = found[16:272].split(b'\0')[0], found[272:].split(b'\0')[0]
         said += f' {dir} {id} {name} {at}'
     print('LOOKUP', repr(path), dir, id, said)

@@ -36,7 +36,7 @@ def set_read_only(path, to):
 def tree(fd):
     info = bytearray(504)
     fcntl.ioctl(fd, GET_INFO, info, True)
-    return struct.unpack_from('<Q', info)[0]
+    return int.from_bytes(info[:8], 'little')
 
 
 def rename(a, b, flags):

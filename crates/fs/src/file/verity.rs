@@ -11,8 +11,8 @@
 //! 1. The bytes and the size of the file are the same from the begin to the end of a call: every
 //!    change fails with `ETXTBSY`, and writes in flight are drained before.
 //! 2. No lock is held between two parts, nor while one is hashed. A part is at most [`PART_BYTES`]
-//!    of data, or [`ITEMS_PER_STEP`] items in one transaction. Memory does not depend on the size of
-//!    the file.
+//!    of data, or [`ITEMS_PER_STEP`] items in one transaction. Memory does not depend on the size
+//!    of the file.
 //! 3. The file is sealed in one transaction, which also has its descriptor. What was built before
 //!    is guarded by an orphan item: after a crash, and in a snapshot that was made meanwhile, the
 //!    items are removed with the orphans, and the file can be written.

@@ -103,8 +103,8 @@ pub(super) fn clone_range(
     Ok(())
 }
 
-/// Returns the number of extents that a clone of a range to `to` makes, or of blocks that it copies:
-/// at most `most`.
+/// Returns the number of extents that a clone of a range to `to` makes, or of blocks that it
+/// copies: at most `most`.
 pub(super) fn count_cloned(to: u64, source: &File, from: &Range<u64>, most: u64) -> Result<u64> {
     if to % SECTOR_BYTES != from.start % SECTOR_BYTES {
         let end = from.end.min(source.len());

@@ -48,8 +48,8 @@ pub const CLONED_EXTENTS_FIELD: &str = "cloned extents";
 
 type GoesOn = dyn Fn() -> bool + Send + Sync;
 
-/// Limits how much streams may seal by fs-verity, and clone, in proportion to their size. Its clones
-/// count together, so the streams of several readers have one limit
+/// Limits how much streams may seal by fs-verity, and clone, in proportion to their size. Its
+/// clones count together, so the streams of several readers have one limit
 /// ([`StreamReader::limit_work`](super::StreamReader::limit_work)).
 #[derive(Clone, Debug, Default)]
 pub struct StreamLimits(Arc<Totals>);

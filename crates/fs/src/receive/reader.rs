@@ -3,6 +3,7 @@
 //! 1. At most one command is in memory.
 //! 2. The end of the input is an error, except where a stream may begin.
 
+use super::command_place::CommandPlace;
 use super::limits::{Limits, StreamLimits};
 use crate::{Error, Result};
 use butternut_format::refused::Refused;
@@ -10,17 +11,7 @@ use butternut_format::stream::{
     COMMAND_HEADER_BYTES, Command, STREAM_HEADER_BYTES, StreamVersion, command_bytes,
 };
 use butternut_format::units::length;
-use std::fmt;
 use std::io::{self, Read};
-
-/// The place of a command in the input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CommandPlace {
-    /// The number of the command, from 1; 0 for the header of a stream.
-    pub number: u64,
-    /// Offset of its first byte.
-    pub offset: u64,
-}
 
 /// Where a command has its checksum.
 const CHECKSUM: std::ops::Range<usize> = 6..COMMAND_HEADER_BYTES;
@@ -46,15 +37,6 @@ pub struct StreamReader<R> {
     offset: u64,
     buf: Vec<u8>,
     limits: Limits,
-}
-
-impl fmt::Display for CommandPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.number {
-            0 => write!(f, "header of the stream at byte {}", self.offset),
-            number => write!(f, "command {number} at byte {}", self.offset),
-        }
-    }
 }
 
 impl<R: Read> StreamReader<R> {

@@ -72,7 +72,11 @@ impl Filesystem {
     ) -> Result<bool> {
         check_name(to.1)?;
         let write_state = self.may_begin()?;
-        if !self.names_subvolume(from)? && !matches!(self.names_subvolume(to), Ok(true)) {
+        let target_is_one = || match self.names_subvolume(to) {
+            Err(error) if flags.exchange => Err(error),
+            is_one => Ok(is_one.unwrap_or(false)),
+        };
+        if !self.names_subvolume(from)? && !target_is_one()? {
             return Ok(false);
         }
         self.open_before_exclusion(write_state, from.0)?;

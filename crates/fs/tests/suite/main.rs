@@ -69,6 +69,7 @@ mod send_live;
 mod space_returns;
 mod stable_pages;
 mod std_io;
+mod subvolume_renames;
 mod subvolumes;
 mod sync_under_writers;
 mod tunables;
