@@ -7,7 +7,8 @@
 //!
 //! Laws:
 //!
-//! 1. A clone has whole blocks. The rest of the range is written.
+//! 1. A clone has whole blocks, except at the end of a file: its last block may be a part of one, if
+//!    the source ends there, too. The rest of the range is written.
 //! 2. The search for one extent visits at most [`VISITS_MAX`] blocks and items; then the data is
 //!    written.
 //! 3. A search that fails finds nothing, and the data is written. Only the search reads the extent
@@ -42,6 +43,8 @@ pub(crate) struct ExtentPart {
     pub(crate) logical: Logical,
     pub(crate) start: u64,
     pub(crate) bytes: u64,
+    /// The part ends where the receiver's file ends, or after that.
+    pub(crate) ends_file: bool,
 }
 
 /// A range of a file to clone from.
@@ -117,7 +120,7 @@ impl<'a> Clones<'a> {
         }
         candidates.sort_by_key(|found| (std::cmp::Reverse(found.bytes), found.source, found.ino));
         for candidate in candidates {
-            if let Some(range) = self.range(paths, candidate)? {
+            if let Some(range) = self.range(paths, candidate, part)? {
                 return Ok(Some(range));
             }
         }
@@ -125,10 +128,17 @@ impl<'a> Clones<'a> {
     }
 
     /// Returns what of a candidate is inside its file, if the file has a path.
-    fn range(&self, paths: &mut Paths, found: Candidate) -> Result<Option<CloneRange>> {
+    fn range(
+        &self,
+        paths: &mut Paths,
+        found: Candidate,
+        part: ExtentPart,
+    ) -> Result<Option<CloneRange>> {
         let Some(source) = self.sources.get(found.source) else { return Ok(None) };
         let Some(inode) = names::inode(&source.tree, Ino(found.ino))? else { return Ok(None) };
-        let bytes = whole_blocks(inode.size.saturating_sub(found.offset).min(found.bytes));
+        let rest = inode.size.saturating_sub(found.offset);
+        let is_end = part.ends_file && found.bytes == part.bytes && rest == part.bytes;
+        let bytes = if is_end { rest } else { whole_blocks(rest.min(found.bytes)) };
         if bytes == 0 || inode.nlink == 0 {
             return Ok(None);
         }
@@ -173,7 +183,8 @@ mod tests {
             is_compressed: false,
             is_preallocated: false,
         };
-        let part = |start, bytes| ExtentPart { logical: Logical(1 << 20), start, bytes };
+        let logical = Logical(1 << 20);
+        let part = |start, bytes| ExtentPart { logical, start, bytes, ends_file: false };
         let of = |part| candidate(1, &found, part).map(|found| (found.offset, found.bytes));
         assert_eq!(of(part(8192, 4096)), Some((40960, 4096)));
         assert_eq!(of(part(12288, 65536)), Some((45056, 12288)));

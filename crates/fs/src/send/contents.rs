@@ -244,11 +244,12 @@ impl Receiver<'_, '_, '_> {
             return Ok(None);
         };
         let bytes = part.end.saturating_sub(part.start);
-        if self.how.no_data || bytes < SECTOR_BYTES || !part.start.is_multiple_of(SECTOR_BYTES) {
+        if self.how.no_data || bytes == 0 || !part.start.is_multiple_of(SECTOR_BYTES) {
             return Ok(None);
         }
+        let ends_file = part.end == self.file.len() && self.reach <= part.end;
         let start = extent_offset.saturating_add(part.start.saturating_sub(extent.offset));
-        let wanted = ExtentPart { logical: Logical(logical), start, bytes };
+        let wanted = ExtentPart { logical: Logical(logical), start, bytes, ends_file };
         let Some(found) = self.clones.find(self.paths, self.ino, wanted) else { return Ok(None) };
         self.write_pending()?;
         self.out.put(&Command::Clone {

@@ -65,6 +65,7 @@ mod receive_resumed;
 mod recursive_snapshots;
 mod sealed_files;
 mod send;
+mod send_clones;
 mod send_live;
 mod space_returns;
 mod stable_pages;
