@@ -77,7 +77,7 @@ pub use direct::{AllocationRun, DirectWrite, ReplacedSpace};
 pub use error::FileError;
 pub use error_sequence::ErrorCursor;
 pub use extent_map::resolve::{DiskPlace, Resolved};
-pub use extent_map::seek::{seek_data, seek_hole};
+pub use extent_map::seek::{seek_data, seek_data_within, seek_hole, seek_hole_within};
 pub use extent_map::view::FileView;
 pub use extent_map::{Encoding, Mapping, MappingKind, Mappings};
 pub use in_flight::RequestOwner;

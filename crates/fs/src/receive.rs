@@ -39,7 +39,7 @@ mod serving;
 mod source;
 
 pub use command_place::CommandPlace;
-pub use limits::{CLONED_EXTENTS_FIELD, HASHES_BYTES_FIELD, SEALED_BYTES_FIELD, StreamLimits};
+pub use limits::{EXTENTS_FIELD, HASHES_BYTES_FIELD, SEALED_BYTES_FIELD, StreamLimits};
 pub use reader::StreamReader;
 pub use serving::ReceiveServing;
 

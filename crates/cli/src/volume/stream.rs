@@ -24,8 +24,7 @@ use std::sync::Arc;
 
 use butternut::device::{Alignment, Counters, Device, DeviceError, FileDevice, OpenDevice};
 use butternut::receive::{
-    CLONED_EXTENTS_FIELD, HASHES_BYTES_FIELD, SEALED_BYTES_FIELD, StreamEnd, StreamLimits,
-    StreamReader,
+    EXTENTS_FIELD, HASHES_BYTES_FIELD, SEALED_BYTES_FIELD, StreamEnd, StreamLimits, StreamReader,
 };
 use butternut::{DevicePath, Error, Filesystem, MountOptions, Subvolume};
 use butternut_format::stream::STREAM_MAGIC;
@@ -155,8 +154,8 @@ fn hint(error: &Error) -> Option<&'static str> {
     if matches!(&**source, Error::Stream(refused) if fields.contains(&refused.field())) {
         return Some("`butternut receive` seals files of any size in a volume");
     }
-    if matches!(&**source, Error::Stream(refused) if refused.field() == CLONED_EXTENTS_FIELD) {
-        return Some("`butternut receive` clones any number of extents in a volume");
+    if matches!(&**source, Error::Stream(refused) if refused.field() == EXTENTS_FIELD) {
+        return Some("`butternut receive` clones and frees any number of extents in a volume");
     }
     if matches!(**source, Error::Exists) {
         return Some("name only streams that make different names");

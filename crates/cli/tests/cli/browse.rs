@@ -213,11 +213,59 @@ fn a_stream_that_clones_far_more_extents_than_it_has_is_refused() {
     let refused = butternut(&["ls", &sparse("two", 4 << 30, (4 << 30) + 1)]).failure();
     for part in [
         "command 4 at byte ",
-        ": cloned extents: have 524",
+        ": extents that are cloned or freed: have 524",
         ", want at most 524",
-        "(`butternut receive` clones any number of extents in a volume)",
+        "(`butternut receive` clones and frees any number of extents in a volume)",
     ] {
         assert!(refused.contains(part), "{part}: {refused}");
+    }
+}
+
+/// Each snapshot of a subvolume has all extents again, which a truncation frees.
+#[test]
+fn a_stream_that_frees_far_more_extents_than_it_has_is_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let clone = |times: u32| Command::Clone {
+        path: b"file",
+        offset: 4096 << times,
+        len: 4096 << times,
+        clone_uuid: FIRST,
+        clone_ctransid: 7,
+        clone_path: b"file",
+        clone_offset: 0,
+    };
+    let freed = |name: &str, snapshots: u8, free: Command<'static>| {
+        let mut commands = vec![
+            Command::Subvol { path: b"s", uuid: FIRST, ctransid: 7 },
+            Command::Mkfile { path: b"file", ino: 257 },
+            Command::Write { path: b"file", offset: 0, data: &[7; 4096] },
+        ];
+        commands.extend((0..16).map(clone));
+        let path = scratch.path().join(name);
+        let part = |commands: &[Command<'_>]| {
+            write_as(StreamVersion::Three, &path, commands);
+            fs::read(&path).unwrap()
+        };
+        let mut bytes = part(&commands);
+        for number in 10..10 + snapshots {
+            let name = format!("s{number}");
+            let snapshot = Command::Snapshot {
+                path: name.as_bytes(),
+                uuid: Uuid([number; 16]),
+                ctransid: 7,
+                clone_uuid: FIRST,
+                clone_ctransid: 7,
+            };
+            bytes.extend(part(&[snapshot, free]));
+        }
+        fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let cut = Command::Truncate { path: b"file", size: 4096 };
+    butternut(&["ls", &freed("few", 5, cut)]).ok();
+    for (name, free) in [("cut", cut), ("removed", Command::Unlink { path: b"file" })] {
+        let refused = butternut(&["ls", &freed(name, 9, free)]).failure();
+        assert!(refused.contains(": extents that are cloned or freed: have 524"), "{refused}");
     }
 }
 

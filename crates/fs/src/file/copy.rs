@@ -161,7 +161,9 @@ impl File {
         }
         // Another thread may have punched the block since: it is copied as data, all the same.
         let border = (range.start / SECTOR_BYTES + 1) * SECTOR_BYTES;
-        let end = other.seek_hole(range.start)?.map_or(end, |hole| hole.max(border).min(end));
+        let end = end.min(range.start.saturating_add(length(COPY_BYTES)));
+        let hole = other.hole_within(range.start..end)?;
+        let end = hole.map_or(end, |hole| hole.max(border).min(end));
         let bytes = end.saturating_sub(range.start);
         buf.resize(usize::try_from(bytes).map_or(COPY_BYTES, |bytes| bytes.min(COPY_BYTES)), 0);
         let read = other.read_at(range.start, buf)?;
@@ -178,8 +180,14 @@ impl File {
         if range.start >= end {
             return Ok((end, end));
         }
-        let data = data::seek_data(self.view(), range.start)?;
-        Ok((data.map_or(end, |data| data.min(end)), end))
+        let data = data::seek_data_within(self.view(), range.start..end)?;
+        Ok((data.unwrap_or(end), end))
+    }
+
+    /// Returns the first hole in a range.
+    fn hole_within(&self, range: Range<u64>) -> Result<Option<u64>> {
+        let _state = self.shared_lock();
+        Ok(data::seek_hole_within(self.view(), range)?)
     }
 
     /// Makes a range of this file a hole, up to the end of the file, or from there on: the file

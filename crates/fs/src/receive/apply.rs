@@ -1,6 +1,6 @@
 //! [`Receiver`]: applies the commands of a stream to subvolumes.
 
-use super::data::{clone_range, count_cloned, fallocate};
+use super::data::{clone_range, count_cloned, count_extents, fallocate};
 use super::in_progress::ReceiveInProgress;
 use super::limits::Limits;
 use super::resume::{Checkpoint, Progress};
@@ -17,6 +17,7 @@ use butternut_format::stream::{Command, components};
 use butternut_format::uuid::Uuid;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 
 /// Permission bits of new inodes until the stream sets them.
 const FILE_PERMISSIONS: u32 = 0o600;
@@ -520,10 +521,12 @@ impl<'a, 'r> Receiver<'a, 'r> {
                     Error::Stream(Refused::new("CLONE_OFFSET + CLONE_LEN", "above 2^64", "less"))
                 })?;
                 let (range, goes_on) = (clone_offset..end, self.goes_on());
-                self.limits.add_clone(|most| count_cloned(offset, &source, &range, most))?;
+                self.limits.add_extents(|most| count_cloned(offset, &source, &range, most))?;
                 clone_range(self.file(path)?, offset, &source, range, &goes_on)
             }
             Command::Fallocate { path, mode, offset, len } => {
+                let id = self.file(path)?.id();
+                self.count_freed(id, offset..offset.saturating_add(len))?;
                 fallocate(self.file(path)?, mode, offset, len)
             }
             _ => Ok(()),
@@ -577,10 +580,23 @@ impl<'a, 'r> Receiver<'a, 'r> {
                 filesystem.rename((dir, name), to, RenameFlags::default())
             }
             Command::Link { existing, .. } => filesystem.link(self.inode(existing)?, dir, name),
-            Command::Unlink { .. } => filesystem.unlink(dir, name),
+            Command::Unlink { .. } => {
+                self.count_freed(filesystem.lookup(dir, name)?, 0..u64::MAX)?;
+                filesystem.unlink(dir, name)
+            }
             Command::Rmdir { .. } => filesystem.rmdir(dir, name),
             _ => Ok(()),
         }
+    }
+
+    /// Counts the extents of a range that a command frees, if the inode is a file.
+    fn count_freed(&self, id: FileId, range: Range<u64>) -> Result<()> {
+        self.limits.add_extents(|most| {
+            if self.filesystem.stat(id)?.kind != FileKind::File {
+                return Ok(0);
+            }
+            count_extents(&self.filesystem.open_file(id)?, range, most)
+        })
     }
 
     /// Seals a file by fs-verity.
@@ -614,7 +630,10 @@ impl<'a, 'r> Receiver<'a, 'r> {
                 return filesystem.set_xattr(id, name, value, SetXattr::Either);
             }
             Command::RemoveXattr { name, .. } => return filesystem.remove_xattr(id, name),
-            Command::Truncate { size, .. } => SetAttributes::size(size),
+            Command::Truncate { size, .. } => {
+                self.count_freed(id, size..u64::MAX)?;
+                SetAttributes::size(size)
+            }
             Command::Chmod { mode, .. } => SetAttributes { mode: Some(mode & PERMISSIONS), ..none },
             Command::Chown { uid, gid, .. } => {
                 SetAttributes { uid: Some(uid), gid: Some(gid), ..none }

@@ -108,9 +108,14 @@ pub(super) fn clone_range(
 pub(super) fn count_cloned(to: u64, source: &File, from: &Range<u64>, most: u64) -> Result<u64> {
     if to % SECTOR_BYTES != from.start % SECTOR_BYTES {
         let end = from.end.min(source.len());
-        return Ok((end.saturating_sub(from.start) / SECTOR_BYTES).min(most));
+        return Ok(end.saturating_sub(from.start).div_ceil(SECTOR_BYTES).min(most));
     }
-    let (mut count, mut extents) = (0, source.extents(from.clone()));
+    count_extents(source, from.clone(), most)
+}
+
+/// Returns the number of extents in a range: at most `most`.
+pub(super) fn count_extents(file: &File, range: Range<u64>, most: u64) -> Result<u64> {
+    let (mut count, mut extents) = (0, file.extents(range));
     while count < most
         && let Some(extent) = extents.next().transpose()?
     {

@@ -1,5 +1,5 @@
-//! [`Limits`]: what ends a receive in the midst of a command, and how much its stream may seal and
-//! clone.
+//! [`Limits`]: what ends a receive in the midst of a command, and how much its stream may seal,
+//! clone and free.
 //!
 //! A seal by fs-verity hashes all bytes of a file, and its holes, too, and the volume has a tree of
 //! the hashes, of up to a sixteenth of the file. A stream needs no data for a file of any size, so
@@ -7,7 +7,8 @@
 //!
 //! A clone shares all extents of its range, each with an item in the file and a reference. A file
 //! may be cloned to its own end, which doubles its extents with each command of some hundred bytes.
-//! Where the offsets differ in their blocks, the range is copied block by block.
+//! Where the offsets differ in their blocks, the range is copied block by block. A truncation or the
+//! removal of the last name frees all extents, and a snapshot of the subvolume has them again.
 //!
 //! A receive into a volume has no such limits: its user chooses the volume, whose space bounds the
 //! items, and can end it at any time.
@@ -30,25 +31,25 @@ const HASHES_BYTES: u64 = 130 << 20;
 /// the largest hashes and the smallest blocks.
 const HASHES_PER_BYTE: u64 = 4;
 
-/// Extents that streams may clone, whatever their size: some seconds of work. A file of 100,000
-/// extents may be cloned a few times.
-const CLONED_EXTENTS: u64 = 1 << 19;
-/// Bytes of streams for each further extent that they may clone. A clone of one extent, as in a
-/// deduplicated tree, has more than 100 bytes; a file's own extents have 4 KiB each, so a file may
-/// be cloned 256 times.
-const BYTES_PER_CLONED_EXTENT: u64 = 16;
+/// Extents that streams may clone or free, whatever their size: some seconds of work. A file of
+/// 100,000 extents may be cloned a few times.
+const EXTENTS: u64 = 1 << 19;
+/// Bytes of streams for each further extent that they may clone or free. A clone of one extent, as
+/// in a deduplicated tree, has more than 100 bytes; a file's own extents have 4 KiB each, so a file
+/// may be cloned or freed 256 times.
+const BYTES_PER_EXTENT: u64 = 16;
 
 /// The field of the error for streams whose sealed files have more bytes than a [`StreamLimits`]
 /// allows.
 pub const SEALED_BYTES_FIELD: &str = "bytes of sealed files";
 /// The same for more bytes of hashes.
 pub const HASHES_BYTES_FIELD: &str = "bytes of hashes of sealed files";
-/// The same for more extents that are cloned, or blocks that are copied for a clone.
-pub const CLONED_EXTENTS_FIELD: &str = "cloned extents";
+/// The same for more extents that are cloned or freed, or blocks that are copied for a clone.
+pub const EXTENTS_FIELD: &str = "extents that are cloned or freed";
 
 type GoesOn = dyn Fn() -> bool + Send + Sync;
 
-/// Limits how much streams may seal by fs-verity, and clone, in proportion to their size. Its
+/// Limits how much streams may seal by fs-verity, clone and free, in proportion to their size. Its
 /// clones count together, so the streams of several readers have one limit
 /// ([`StreamReader::limit_work`](super::StreamReader::limit_work)).
 #[derive(Clone, Debug, Default)]
@@ -60,7 +61,7 @@ struct Totals {
     streams: AtomicU64,
     sealed: AtomicU64,
     hashes: AtomicU64,
-    cloned_extents: AtomicU64,
+    extents: AtomicU64,
 }
 
 /// The limits of a receive. Without any, it ends with its stream.
@@ -85,20 +86,20 @@ impl StreamLimits {
         self.check(HASHES_BYTES_FIELD, hashes_bytes, most(HASHES_BYTES, HASHES_PER_BYTE))
     }
 
-    fn cloned_extents_max(&self) -> u64 {
+    fn extents_max(&self) -> u64 {
         let stream_bytes = self.0.streams.load(Ordering::Relaxed);
-        CLONED_EXTENTS.saturating_add(stream_bytes / BYTES_PER_CLONED_EXTENT)
+        EXTENTS.saturating_add(stream_bytes / BYTES_PER_EXTENT)
     }
 
-    /// Returns how many extents streams of this size may still clone.
-    fn cloned_extents_left(&self) -> u64 {
-        let before = self.0.cloned_extents.load(Ordering::Relaxed);
-        self.cloned_extents_max().saturating_sub(before)
+    /// Returns how many extents streams of this size may still clone or free.
+    fn extents_left(&self) -> u64 {
+        let before = self.0.extents.load(Ordering::Relaxed);
+        self.extents_max().saturating_sub(before)
     }
 
-    fn add_clone(&self, extents: u64) -> Result<(), Refused> {
-        let have = add(&self.0.cloned_extents, extents);
-        self.check(CLONED_EXTENTS_FIELD, have, self.cloned_extents_max())
+    fn add_extents(&self, extents: u64) -> Result<(), Refused> {
+        let have = add(&self.0.extents, extents);
+        self.check(EXTENTS_FIELD, have, self.extents_max())
     }
 
     fn check(&self, field: &'static str, have: u64, most: u64) -> Result<(), Refused> {
@@ -148,14 +149,15 @@ impl Limits {
 }
 
 impl Limits {
-    /// Counts the extents of a range that is to be cloned. `count` counts them up to a number.
+    /// Counts the extents of a range that is to be cloned or freed. `count` counts them up to a
+    /// number.
     ///
     /// # Errors
-    /// The streams up to here may not clone as many; an error of `count`.
-    pub(super) fn add_clone(&self, count: impl FnOnce(u64) -> Result<u64>) -> Result<()> {
+    /// The streams up to here may not clone or free as many; an error of `count`.
+    pub(super) fn add_extents(&self, count: impl FnOnce(u64) -> Result<u64>) -> Result<()> {
         let Some(work) = &self.work else { return Ok(()) };
-        let extents = count(work.cloned_extents_left().saturating_add(1))?;
-        work.add_clone(extents).map_err(Error::Stream)
+        let extents = count(work.extents_left().saturating_add(1))?;
+        work.add_extents(extents).map_err(Error::Stream)
     }
 }
 
@@ -201,7 +203,7 @@ mod tests {
             let limits = Limits::default().limit_work(&StreamLimits::default());
             (1..=most).find(|_| {
                 limits.add_stream(bytes);
-                limits.add_clone(|_| Ok(extents)).is_err()
+                limits.add_extents(|_| Ok(extents)).is_err()
             })
         };
         assert_eq!(refused_at(120, 100_000, 5), None, "clones of a fragmented file");
@@ -211,10 +213,10 @@ mod tests {
         let limits = Limits::default().limit_work(&StreamLimits::default());
         let doubled = (0..64).find(|times| {
             limits.add_stream(330);
-            limits.add_clone(|most| Ok(most.min(1 << times))).is_err()
+            limits.add_extents(|most| Ok(most.min(1 << times))).is_err()
         });
         assert_eq!(doubled, Some(19));
-        assert!(Limits::default().add_clone(|_| Ok(u64::MAX)).is_ok());
+        assert!(Limits::default().add_extents(|_| Ok(u64::MAX)).is_ok());
     }
 
     #[test]
