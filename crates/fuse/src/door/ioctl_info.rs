@@ -6,8 +6,9 @@
 //! | `DEV_INFO` | any caller | returns the sizes and the path of a device |
 //!
 //! 1. The number of `FS_INFO` says that it returns data only, so the kernel does not copy the flags
-//!    in its arguments. They are read from the memory of the caller. Where that is not permitted
-//!    they count as 0, which requests the fields that every version of the call returns.
+//!    in its arguments, which name the optional fields that the caller wants. All of them are
+//!    returned, with their flags: a caller that did not want one does not look at it. The memory of
+//!    the caller is not read for them: it may be a mapping of a file of this mount.
 //! 2. The path of a device is the one that was mounted: that of an image file, where the kernel's
 //!    btrfs has the one of a loop device.
 //! 3. Devices of a seed volume are found by `DEV_INFO`, and are not counted by `FS_INFO`.
@@ -19,7 +20,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::connection::protocol::{IoctlIn, IoctlOut};
 use crate::connection::reply::Reply;
 use crate::connection::request::Request;
-use crate::door::{Door, caller};
+use crate::door::Door;
 use crate::errno::{Errno, ErrnoResult};
 
 const FS_INFO: u32 = 0x8400_941f;
@@ -28,9 +29,7 @@ const DEV_INFO: u32 = 0xd000_941e;
 /// Size of the results, in bytes.
 const FS_INFO_BYTES: usize = 1024;
 const DEV_INFO_BYTES: u32 = 4096;
-/// Where `FS_INFO` has its flags, in bytes.
-const FLAGS_AT: u64 = 48;
-/// Flags of `FS_INFO`: the fields that the caller wants, and that are returned.
+/// Flags of `FS_INFO`: the optional fields that are returned.
 const CHECKSUM: u64 = 1;
 const GENERATION: u64 = 1 << 1;
 const METADATA_UUID: u64 = 1 << 2;
@@ -49,22 +48,13 @@ impl Door {
         reply: &mut Reply,
     ) -> Option<ErrnoResult<()>> {
         match call.cmd {
-            FS_INFO => Some(self.volume_info(call, request, reply)),
+            FS_INFO => Some(self.volume_info(reply)),
             DEV_INFO => Some(self.device_info(request, reply)),
             _ => None,
         }
     }
 
-    fn volume_info(
-        &self,
-        call: &IoctlIn,
-        request: &Request<'_>,
-        reply: &mut Reply,
-    ) -> ErrnoResult<()> {
-        let mut wanted = 0_u64;
-        let at = call.arg.saturating_add(FLAGS_AT);
-        // Law 1.
-        caller::read_memory(request.header.pid, at, wanted.as_mut_bytes()).unwrap_or_default();
+    fn volume_info(&self, reply: &mut Reply) -> ErrnoResult<()> {
         let super_block = self.filesystem.super_block();
         let devices = self.filesystem.devices();
         let own = devices.iter().filter(|device| !device.seed);
@@ -73,20 +63,12 @@ impl Door {
         let mut info = [highest, count].as_bytes().to_vec();
         info.extend(super_block.fsid());
         info.extend([super_block.node_bytes(), SECTOR_BYTES, SECTOR_BYTES].as_bytes());
-        let is_wanted = |flag| wanted & flag != 0;
-        let checksum = if is_wanted(CHECKSUM) {
-            let bytes = u16::try_from(super_block.csum().bytes()).unwrap_or(0);
-            [super_block.raw().csum_type.get(), bytes]
-        } else {
-            [0; 2]
-        };
-        info.extend(checksum.as_bytes());
-        info.extend((wanted & (CHECKSUM | GENERATION | METADATA_UUID)).as_bytes());
-        let generation = self.filesystem.committed_generation();
-        info.extend(if is_wanted(GENERATION) { generation } else { 0 }.as_bytes());
-        if is_wanted(METADATA_UUID) {
-            info.extend(super_block.metadata_uuid());
-        }
+        let csum_bytes = u16::try_from(super_block.csum().bytes()).unwrap_or(0);
+        info.extend([super_block.raw().csum_type.get(), csum_bytes].as_bytes());
+        // Law 1.
+        info.extend((CHECKSUM | GENERATION | METADATA_UUID).as_bytes());
+        info.extend(self.filesystem.committed_generation().as_bytes());
+        info.extend(super_block.metadata_uuid());
         // The rest is reserved.
         info.resize(FS_INFO_BYTES, 0);
         reply.push(&IoctlOut::default())?;

@@ -6,9 +6,9 @@
 //! | `INO_LOOKUP_USER` | law 2 | returns the name of one of them, and its path from a directory |
 //!
 //! 1. Both are about the subvolume of the descriptor. The path begins at its directory.
-//! 2. `INO_LOOKUP_USER` needs permission to read and to search each directory between that of the
-//!    descriptor and that of the subvolume, without both, as in kernel btrfs. A directory that is
-//!    not below that of the descriptor is refused in the same way.
+//! 2. `INO_LOOKUP_USER` needs permission to read and to search the directory of the descriptor, and
+//!    each one between it and that of the subvolume, as in kernel btrfs; not that one itself. A
+//!    directory that is not below that of the descriptor is refused in the same way.
 //! 3. Where there are more subvolumes than fit, `GET_SUBVOL_ROOTREF` fails with `EOVERFLOW`, and
 //!    returns those that fit, and the id from which the next call continues.
 //! 4. Both may read many blocks, so their replies are deferred.
@@ -124,31 +124,32 @@ fn path_between(
     let path_of = |id: FileId| filesystem.first_path(id)?.ok_or(Errno::ENOENT);
     let whole = path_of(dir)?;
     let mut at = dir;
-    loop {
+    // Each directory on the way adds a name and a slash to the path.
+    for _ in 0..PATH_BYTES / 2 {
         if at.is_subvolume_root() {
             return Err(Errno::EACCES);
         }
         at = match filesystem.parent(at) {
             // No subvolume is in a file, but the kernel says first that it is not below.
-            Err(Error::NotDirectory) => {
+            Err(Error::NotDirectory) if at == dir => {
                 let end = whole.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
                 let root = filesystem.with_subvolume(from.subvolume);
                 root.resolve(&whole[..end], Follow::NotLast)?
             }
             above => above?,
         };
-        if at == from {
-            break;
-        }
         if let Some(caller) = caller {
             has_permissions(filesystem, caller, at, READ_AND_SEARCH)?;
         }
+        if at == from {
+            let above = path_of(from)?;
+            let below = whole.strip_prefix(&above[..]).ok_or(Errno::ENOENT)?;
+            let mut path = below.strip_prefix(b"/").unwrap_or(below).to_vec();
+            path.push(b'/');
+            return Ok(path);
+        }
     }
-    let above = path_of(from)?;
-    let below = whole.strip_prefix(&above[..]).ok_or(Errno::ENOENT)?;
-    let mut path = below.strip_prefix(b"/").unwrap_or(below).to_vec();
-    path.push(b'/');
-    Ok(path)
+    Err(Errno::ENAMETOOLONG)
 }
 
 fn as_kernel(errno: Errno) -> Errno {
