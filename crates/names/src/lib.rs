@@ -62,7 +62,7 @@ pub use property::{
     AttributeFlags, COMPRESSION, CompressionProperty, FlagChange, PROPERTIES, flags_with_property,
     inherited_compression,
 };
-pub use reference::index as reference_index;
+pub use reference::{check_referable, index as reference_index};
 pub use root_ref::{SubvolumePair, put_root_ref, remove_root_ref};
 pub use set_xattr::{SetXattr, Xattr, remove_xattr, set_xattr, xattr_value_bytes_max};
 pub use subvolume::{

@@ -9,14 +9,14 @@
 //! anything is changed.
 
 use crate::error::{NamesError, corrupt};
-use crate::items::{EditItems, ReadItems};
+use crate::items::{EditItems, Limits, ReadItems};
 use butternut_format::checksum::extref_hash;
 use butternut_format::inode_ref::{
     InodeExtref, InodeExtrefs, InodeRef, InodeRefs, Shortened, without_extref, without_ref,
 };
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
-use butternut_format::units::Ino;
+use butternut_format::units::{Ino, TreeId};
 use butternut_tree::Alter;
 
 /// Adds the reference from `ino` to its name in `parent`.
@@ -28,60 +28,96 @@ pub(crate) fn add(
 ) -> Result<(), NamesError> {
     let key = Key::new(ino.0, ItemType::INODE_REF, parent.0);
     let InodeRef { index, name } = *reference;
-    let added = extend(edit, key, |item| {
-        for entry in InodeRefs::new(item) {
-            if entry?.name == name {
-                return Ok(None);
-            }
-        }
-        let mut item = item.to_vec();
-        reference.append_to(&mut item);
-        Ok(Some(item))
-    });
-    match added {
+    match extend(edit, key, |item| with_ref(item, reference)) {
         Err(NamesError::TooManyLinks) if edit.limits().extended_refs => {
-            add_extended(edit, ino, &InodeExtref { parent, index, name })
+            let reference = InodeExtref { parent, index, name };
+            let key = extended_key(ino, parent, name);
+            extend(edit, key, |item| with_extref(item, &reference))
         }
         done => done,
     }
 }
 
-fn add_extended(
-    edit: &impl EditItems,
+/// Checks that an inode takes a reference to this name, so that adding it is not refused as long as
+/// the references of the inode stay as they are.
+///
+/// # Errors
+/// [`NamesError::TooManyLinks`], [`NamesError::Exists`]; a block cannot be read, or an item is
+/// corrupt.
+pub fn check_referable(
+    tree: &impl ReadItems,
+    limits: Limits,
     ino: Ino,
-    reference: &InodeExtref<'_>,
+    (parent, name): (Ino, &[u8]),
 ) -> Result<(), NamesError> {
-    let InodeExtref { parent, name, .. } = *reference;
-    extend(edit, extended_key(ino, parent, name), |item| {
-        for entry in InodeExtrefs::new(item) {
-            let entry = entry?;
-            if entry.parent == parent && entry.name == name {
-                return Ok(None);
-            }
+    let check = |key, longer: &dyn Fn(&[u8]) -> Longer| {
+        let item = tree.find(&key)?.unwrap_or_default();
+        fitting(tree.tree_id(), key, longer(&item), limits).map(drop)
+    };
+    let key = Key::new(ino.0, ItemType::INODE_REF, parent.0);
+    match check(key, &|item| with_ref(item, &InodeRef { index: 0, name })) {
+        Err(NamesError::TooManyLinks) if limits.extended_refs => {
+            let reference = InodeExtref { parent, index: 0, name };
+            check(extended_key(ino, parent, name), &|item| with_extref(item, &reference))
         }
-        let mut item = item.to_vec();
-        reference.append_to(&mut item);
-        Ok(Some(item))
-    })
+        done => done,
+    }
 }
 
-/// Replaces an item with the result of `longer`, which is `None` if the item has the reference.
+/// An item with one more reference; `None` if it has the reference.
+type Longer = Result<Option<Vec<u8>>, Refused>;
+
+fn with_ref(item: &[u8], reference: &InodeRef<'_>) -> Longer {
+    for entry in InodeRefs::new(item) {
+        if entry?.name == reference.name {
+            return Ok(None);
+        }
+    }
+    let mut item = item.to_vec();
+    reference.append_to(&mut item);
+    Ok(Some(item))
+}
+
+fn with_extref(item: &[u8], reference: &InodeExtref<'_>) -> Longer {
+    for entry in InodeExtrefs::new(item) {
+        let entry = entry?;
+        if (entry.parent, entry.name) == (reference.parent, reference.name) {
+            return Ok(None);
+        }
+    }
+    let mut item = item.to_vec();
+    reference.append_to(&mut item);
+    Ok(Some(item))
+}
+
+/// Returns an item that is not too large.
+fn fitting(tree: TreeId, key: Key, item: Longer, limits: Limits) -> Result<Vec<u8>, NamesError> {
+    match item {
+        Ok(Some(item)) if item.len() <= limits.item_bytes_max => Ok(item),
+        Ok(Some(_)) => Err(NamesError::TooManyLinks),
+        Ok(None) => Err(NamesError::Exists),
+        Err(refused) => Err(corrupt(tree, key, refused)),
+    }
+}
+
+/// Replaces an item with the result of `longer`.
 fn extend(
     edit: &impl EditItems,
     key: Key,
-    longer: impl Fn(&[u8]) -> Result<Option<Vec<u8>>, Refused>,
+    longer: impl Fn(&[u8]) -> Longer,
 ) -> Result<(), NamesError> {
-    let limit = edit.limits().item_bytes_max;
+    let (tree, limits) = (edit.edited_tree(), edit.limits());
     let mut verdict = Ok(());
-    edit.alter(&key, &mut |item| {
-        verdict = match longer(item.unwrap_or_default()) {
-            Ok(Some(item)) if item.len() <= limit => return Alter::Put(item),
-            Ok(Some(_)) => Err(NamesError::TooManyLinks),
-            Ok(None) => Err(NamesError::Exists),
-            Err(refused) => Err(corrupt(edit.edited_tree(), key, refused)),
-        };
-        Alter::Keep
-    })?;
+    edit.alter(
+        &key,
+        &mut |item| match fitting(tree, key, longer(item.unwrap_or_default()), limits) {
+            Ok(item) => Alter::Put(item),
+            Err(refused) => {
+                verdict = Err(refused);
+                Alter::Keep
+            }
+        },
+    )?;
     verdict
 }
 

@@ -11,7 +11,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock};
 use butternut_format::units::TreeId;
 use butternut_mkfs::MkfsOptions;
-use butternut_tree::{Alter, Change, Forest, ForestOptions, Need, TreeError};
+use butternut_tree::{Alter, Change, Forest, ForestOptions, Need, ReservationLevel, TreeError};
 use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -242,6 +242,30 @@ fn alter_makes_the_change_that_its_callback_returns() {
     forest.commit().unwrap();
     drop(forest);
     assert_eq!(all(&open(&device)), want);
+}
+
+/// A caller that decides to change nothing, and then returns an error, has changed nothing.
+#[test]
+fn an_error_after_an_item_was_kept_ends_no_transaction() {
+    let device = fresh(256 * MIB);
+    let forest = open(&device);
+    let (key, item) = xattr(7, 100);
+    let refused = |changes: bool| {
+        forest.commit_with(ReservationLevel::Normal, |at_commit| -> Result<(), TreeError> {
+            let edit = at_commit.tree(TreeId::FS)?;
+            edit.alter(&key, &mut |_| Alter::Keep)?;
+            if changes {
+                edit.put(&key, &item)?;
+                edit.alter(&key, &mut |_| Alter::Keep)?;
+            }
+            Err(TreeError::NoTree { tree: TreeId(99) })
+        })
+    };
+    assert!(matches!(refused(false), Err(TreeError::NoTree { .. })));
+    drop(forest.join(Need::items(1)).unwrap());
+    forest.commit().unwrap();
+    refused(true).unwrap_err();
+    assert!(forest.join(Need::items(1)).is_err());
 }
 
 #[test]

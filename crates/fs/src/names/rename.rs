@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 /// Items that a rename may change: four of entries, three references, four inodes, an orphan's, and
 /// those that are deleted with the inode that is replaced.
-const ITEMS_OF_RENAME: u32 = 18;
+pub(crate) const ITEMS_OF_RENAME: u32 = 18;
 
 /// Maximum number of ancestors that are checked.
 const PATH_STEPS_MAX: usize = 1 << 16;
@@ -108,7 +108,8 @@ impl Filesystem {
         let rename = || self.with_quota_room(to.0.subvolume, || self.rename_inode(from, to, flags));
         match rename() {
             Err(error @ (Error::CrossesSubvolumes | Error::Unsupported { .. })) => {
-                if self.rename_subvolume(from, to, flags)? {
+                let of_subvolume = || self.rename_subvolume(from, to, flags);
+                if self.with_quota_room(to.0.subvolume, of_subvolume)? {
                     return Ok(());
                 }
                 // The names of one subvolume lead to inodes of it by now.

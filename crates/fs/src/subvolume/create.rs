@@ -25,6 +25,8 @@
 //!    any is in the groups of the subvolume that it is made in.
 //! 7. A checkpoint of a receive gets its mark in the commit that makes it (`mark`), so that no
 //!    other thread sees one that is writable. It keeps nothing of what law 4 says.
+//! 8. Whoever finds the name of a new subvolume finds the subvolume, also before the commit ends:
+//!    its root item and the reference to its name are in the root tree before its entry.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::inheritance::Inheritance;
@@ -369,6 +371,7 @@ fn add_entry(at_commit: &AtCommit<'_>, entry: &NewEntry<'_>, parent: &mut Inode)
     let pair = SubvolumePair { child: entry.id, parent: TreeId(subvolume) };
     let roots = at_commit.tree(TreeId::ROOT)?;
     names::put_root_ref(&roots, pair, &RootRef { dir, index, name })?;
+    at_commit.write_root_item(entry.id)?;
     let edit = at_commit.tree(TreeId(subvolume))?;
     let found = Found { target: Target::Subvolume(entry.id), kind: FileKind::Directory };
     names::link(&edit, &NewName { dir, name, index, found, generation })?;

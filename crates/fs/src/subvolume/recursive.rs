@@ -198,6 +198,7 @@ impl Filesystem {
             for nested in &nested {
                 let parent = copies.get(&nested.link.parent).ok_or(Error::NotFound)?;
                 replace_placeholder(at_commit, *parent, nested)?;
+                at_commit.write_root_item(nested.id)?;
                 at_commit.include_new_subvolume(nested.id, inside, qgroups)?;
                 uuid_tree.add(at_commit, &nested.uuids, nested.id)?;
             }

@@ -29,10 +29,10 @@
 
 use crate::background::cleaner_signal::EvictBy;
 use crate::background::merger::MergeScope;
-use crate::inode::new_inode::next_index;
+use crate::inode::new_inode::{ITEMS_OF_CREATION, next_index};
 use crate::inode::table::{InodeEntry, LockedInodes};
 use crate::names::create::check_name;
-use crate::names::rename::{RenameFlags, is_below};
+use crate::names::rename::{ITEMS_OF_RENAME, RenameFlags, is_below};
 use crate::names::unlink::{Fate, FoundEntry, fate, may_lose_entry, require_empty};
 use crate::subvolume::renaming::{Item, Renaming, Side};
 use crate::subvolume::{NESTING_MAX, corrupt_root_tree};
@@ -43,7 +43,7 @@ use butternut_format::refused::require;
 use butternut_format::root::RootFlags;
 use butternut_format::units::{Ino, TreeId};
 use butternut_names::{self as names, OldTarget};
-use butternut_tree::Tree;
+use butternut_tree::{QuotaHold, Tree};
 use std::sync::Arc;
 
 /// A name in a directory.
@@ -165,6 +165,8 @@ impl Filesystem {
         if let Some(victim) = exchanged {
             self.check_descent(victim, &from, &to)?;
         }
+        // Dropped after the commit.
+        let _holds = self.hold_for_rename(&from, &to, flags)?;
         let mut entries: Vec<&InodeEntry> = vec![&from.dir, &to.dir];
         let found = [Some(moved), victim].into_iter().flatten().filter_map(Item::found);
         entries.extend(found.map(|found| &*found.entry));
@@ -173,6 +175,20 @@ impl Filesystem {
         let fate = renaming.run(&mut locked)?;
         let orphan = victim.and_then(Item::found).filter(|_| fate == Fate::Orphan);
         Ok(orphan.map_or(Outcome::Done, |found| Outcome::Orphan(Arc::clone(&found.entry))))
+    }
+
+    /// Charges the blocks that a rename may add to the quota groups of both subvolumes.
+    fn hold_for_rename(
+        &self,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        flags: RenameFlags,
+    ) -> Result<[Option<QuotaHold>; 2]> {
+        let more = flags.whiteout.map_or(0, |_| ITEMS_OF_CREATION);
+        let first = self.hold_quota(from.subvolume.id, ITEMS_OF_RENAME + more)?;
+        let is_one = from.subvolume.id == to.subvolume.id;
+        let second = if is_one { None } else { self.hold_quota(to.subvolume.id, ITEMS_OF_RENAME)? };
+        Ok([first, second])
     }
 
     /// Checks everything, and reads what the commit needs (law 2).
@@ -216,6 +232,7 @@ impl Filesystem {
             let limits = names::Limits::of(self.super_block());
             names::check_addable(&to.subvolume.tree, limits, Ino(to.at.0.ino), to.at.1)?;
         }
+        self.check_references((from, moved), (to, victim), flags)?;
         let mut index = |side: &Side<'_>| {
             let state = locked.of(&side.dir);
             let index = next_index(&side.subvolume, &side.dir, state)?;
@@ -238,6 +255,24 @@ impl Filesystem {
             dirs: (from_dir, to_dir),
             inodes: (moved_inode, victim_inode),
         })
+    }
+
+    /// Checks that the inodes that move take references to their new names.
+    fn check_references(
+        &self,
+        (from, moved): (&Side<'_>, &Item),
+        (to, victim): (&Side<'_>, Option<&Item>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let limits = names::Limits::of(self.super_block());
+        let exchanged = victim.filter(|_| flags.exchange).map(|victim| (victim, from));
+        for (item, side) in std::iter::once((moved, to)).chain(exchanged) {
+            if let Item::Inode(found) = item {
+                let (tree, name) = (&side.subvolume.tree, (Ino(side.at.0.ino), side.at.1));
+                names::check_referable(tree, limits, Ino(found.entry.id.ino), name)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the inode of an item, which a placeholder does not have.

@@ -7,8 +7,10 @@ use butternut::format::key::ItemType;
 use butternut::format::units::TreeId;
 use butternut::server::FilesystemExt;
 use butternut::{
-    Error, FIRST_ENTRY, FileId, FileKind, Filesystem, MountOptions, RenameFlags, SnapshotAccess,
+    Error, FIRST_ENTRY, FileId, FileKind, Filesystem, MountOptions, NamesError, RenameFlags,
+    SnapshotAccess,
 };
+use butternut_mkfs::MkfsOptions;
 
 /// As the VFS does it, which looks at the inodes first.
 #[test]
@@ -221,6 +223,43 @@ fn a_subvolume_whose_references_disagree_is_not_renamed_and_ends_no_writing() {
     filesystem.mkdir(root, b"still writable", &new(0o755)).unwrap();
     filesystem.sync().unwrap();
     assert_eq!(names(&filesystem, root), ["dir", "still writable", "sub"]);
+}
+
+/// What does not fit is refused before the commit: one that fails in the midst ends writing to the
+/// volume.
+#[test]
+fn a_file_without_room_for_another_reference_is_not_exchanged_and_ends_no_writing() {
+    let mut options = MkfsOptions::default();
+    options.features.choose("^extref").unwrap();
+    let volume = TestVolume::of(512 << 20, &options);
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let dir = filesystem.mkdir(root, b"dir", &new(0o755)).unwrap();
+    let name = |first: u8| [&[first], &[b'x'; 254][..]].concat();
+    let sub = name(b's');
+    let id = filesystem.create_subvolume(dir, &sub, &new(0o755)).unwrap();
+    let file = filesystem.create(root, b"file", &new(0o644)).unwrap();
+    let mut links = 0;
+    let full = loop {
+        let link = format!("{links:0>255}");
+        match filesystem.link(file, dir, link.as_bytes()) {
+            Ok(()) => links += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, Error::Names(NamesError::TooManyLinks)), "{full:?}");
+    let exchange = RenameFlags { exchange: true, ..RenameFlags::default() };
+    for (from, to) in [((root, &b"file"[..]), (dir, &sub[..])), ((dir, &sub), (root, b"file"))] {
+        let refused = filesystem.rename(from, to, exchange).unwrap_err();
+        assert!(matches!(refused, Error::Names(NamesError::TooManyLinks)), "{refused:?}");
+    }
+    let short = filesystem.create_subvolume(dir, b"s", &new(0o755)).unwrap();
+    filesystem.unlink(dir, format!("{:0>255}", 0).as_bytes()).unwrap();
+    filesystem.rename((root, b"file"), (dir, b"s"), exchange).unwrap();
+    let filesystem = volume.reopen(filesystem);
+    assert_eq!(filesystem.lookup(root, b"file").unwrap(), FileId::root_of(short));
+    assert_eq!(filesystem.lookup(dir, &sub).unwrap(), FileId::root_of(id));
+    assert_eq!(filesystem.lookup(dir, b"s").unwrap(), file);
 }
 
 /// A rename removes the old name before any lookup can take it for the name of a placeholder, and

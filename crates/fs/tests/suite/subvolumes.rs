@@ -3,7 +3,12 @@
 
 use crate::volume::{TestVolume, failing_data, names, new, read, write};
 use butternut::queue::{IoFlags, QueueOptions};
-use butternut::{Error, FileId, Filesystem, MountOptions, Privileges, SnapshotAccess, TOP_LEVEL};
+use butternut::{
+    Error, FIRST_ENTRY, FileId, FileKind, Filesystem, MountOptions, Privileges, RecursiveSnapshot,
+    SnapshotAccess, TOP_LEVEL,
+};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The byte that fills a file.
 fn byte(number: usize) -> u8 {
@@ -615,4 +620,53 @@ fn a_subvolume_in_a_deep_directory_hides_no_others() {
     assert_eq!(listed, [other, deep]);
     let info = filesystem.subvolume(deep).unwrap();
     assert!(!info.deleted && !info.read_only);
+}
+
+/// The entry is visible while the commit that makes the subvolume still runs.
+#[test]
+fn a_new_subvolume_is_found_as_soon_as_its_name_is() {
+    let volume = TestVolume::new();
+    let filesystem = volume.open();
+    let root = filesystem.root();
+    let source = filesystem.create_subvolume(root, b"source", &new(0o755)).unwrap();
+    filesystem.create_subvolume(FileId::root_of(source), b"inner", &new(0o755)).unwrap();
+    fill(&filesystem, "source", 200);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let look = || {
+            let mut seen = HashSet::new();
+            while !done.load(Ordering::Acquire) {
+                for entry in filesystem.read_dir(root, FIRST_ENTRY).unwrap() {
+                    let entry = entry.unwrap();
+                    if entry.id == root || !seen.insert(entry.id) {
+                        continue;
+                    }
+                    let id = entry.id;
+                    assert_eq!(filesystem.stat(id).unwrap().kind, FileKind::Directory);
+                    let info = filesystem.subvolume(id.subvolume).unwrap();
+                    assert_eq!(info.path.as_deref(), Some(&entry.name[..]));
+                    if let Ok(inner) = filesystem.lookup(id, b"inner") {
+                        filesystem.stat(inner).unwrap();
+                    }
+                }
+            }
+        };
+        let reader = scope.spawn(look);
+        for number in 0..60 {
+            let name = format!("{number}");
+            if number % 3 == 0 {
+                filesystem.create_subvolume(root, name.as_bytes(), &new(0o755)).unwrap();
+            } else {
+                let how = RecursiveSnapshot::new(SnapshotAccess::ReadWrite);
+                filesystem.snapshot_recursive(source, root, name.as_bytes(), how).unwrap();
+            }
+            write(&filesystem, &format!("source/{number}"), &vec![7; 40_000]);
+            if reader.is_finished() {
+                break;
+            }
+        }
+        done.store(true, Ordering::Release);
+        reader.join().unwrap();
+    });
+    volume.reopen(filesystem);
 }

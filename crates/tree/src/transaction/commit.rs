@@ -227,11 +227,16 @@ impl Commit<'_> {
     fn write_roots(&self) -> Result<bool, TreeError> {
         let mut has_changed = self.move_root_tree()?;
         for tree in self.running.trees() {
-            let Some((key, item)) = self.root_item(&tree) else { continue };
-            self.edit(TreeId::ROOT)?.put(&key, &item)?;
-            has_changed = true;
+            has_changed |= self.write_root(&tree)?;
         }
         Ok(has_changed)
+    }
+
+    /// Updates the root item of a tree, if its root changed. Returns whether it has.
+    fn write_root(&self, tree: &TransactionTree) -> Result<bool, TreeError> {
+        let Some((key, item)) = self.root_item(tree) else { return Ok(false) };
+        self.edit(TreeId::ROOT)?.put(&key, &item)?;
+        Ok(true)
     }
 
     /// Copies the root of the root tree, even without changes: the superblock must name a root tree

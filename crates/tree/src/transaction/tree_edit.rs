@@ -123,7 +123,8 @@ impl<'a> TreeEdit<'a> {
     }
 
     /// Passes the data of an item, or `None`, to `decide`, and does what it returns: one search
-    /// instead of two. `decide` may be called more than once.
+    /// instead of two. `decide` may be called more than once. If it keeps the item, nothing has
+    /// changed: an error that the caller returns then ends no transaction.
     ///
     /// # Errors
     /// [`TreeError::TooLarge`], or a block cannot be read or copied.
@@ -132,7 +133,19 @@ impl<'a> TreeEdit<'a> {
         key: &Key,
         decide: &mut dyn FnMut(Option<&[u8]>) -> Alter,
     ) -> Result<(), TreeError> {
-        self.edit(|writer| writer.alter(key, decide))
+        let was_changed = self.is_changed.map(Cell::get);
+        let mut is_kept = false;
+        let mut decide = |item: Option<&[u8]>| {
+            let decided = decide(item);
+            is_kept = matches!(decided, Alter::Keep);
+            decided
+        };
+        self.edit(|writer| writer.alter(key, &mut decide))?;
+        if let (Some(is_changed), Some(was_changed), true) = (self.is_changed, was_changed, is_kept)
+        {
+            is_changed.set(was_changed);
+        }
+        Ok(())
     }
 
     /// Removes all items in `range` and passes each to `visit` first. Returns how many it removed.

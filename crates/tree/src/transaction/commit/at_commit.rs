@@ -263,6 +263,20 @@ impl<'a> AtCommit<'a> {
         Ok(())
     }
 
+    /// Writes the root item of a new tree, which the end of the commit completes: readers that find
+    /// a name of the tree afterwards find the tree, too.
+    ///
+    /// # Errors
+    /// There is no such tree; there is no space.
+    pub fn write_root_item(&self, id: TreeId) -> Result<(), TreeError> {
+        let running = self.commit.running;
+        let tree = running.tree(id)?.ok_or(TreeError::NoTree { tree: id })?;
+        self.commit.write_root(&tree)?;
+        tree.state_mut().outdate_root_item(running);
+        self.is_changed.set(true);
+        Ok(())
+    }
+
     /// Sets a feature bit of the superblock, which this commit writes.
     pub fn add_feature(&self, feature: Feature) {
         if self.commit.running.add_feature(feature) {
