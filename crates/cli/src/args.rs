@@ -158,11 +158,11 @@ Without allow_other and default_permissions, permissions are not checked: the mo
 and change every file, since that user has access to all bytes of the image anyway.
 
 A mount has one device number (st_dev) for all subvolumes, and inode numbers are unique in the
-volume: the root directory of a subvolume does not have number 256. A script recognizes one by
-`butternut subvolume show DIRECTORY`, which fails for any other directory; a program, by the ioctl
-BTRFS_IOC_SUBVOL_GETFLAGS. A mount serves the ioctls of btrfs that butternut's commands use, and
-FS_INFO, DEV_INFO, GET_SUBVOL_ROOTREF and INO_LOOKUP_USER, but not START_SYNC and WAIT_SYNC: call
-syncfs(2).
+volume: the root directory of a subvolume does not have number 256. A script that root runs
+recognizes one by `butternut subvolume show DIRECTORY`, which fails for any other directory; a
+program of any user, by the ioctl BTRFS_IOC_SUBVOL_GETFLAGS. A mount serves the ioctls of btrfs that
+butternut's commands use, and FS_INFO (which returns all fields, whatever its flags), DEV_INFO,
+GET_SUBVOL_ROOTREF and INO_LOOKUP_USER, but not START_SYNC and WAIT_SYNC: call syncfs(2).
 
 Files opened with O_DIRECT bypass all caches; any alignment is accepted. Reads, writes and mmap(2)
 see each other's data, whether cached or direct. Before Linux 6.6, a file opened with O_DIRECT

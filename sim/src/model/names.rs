@@ -282,6 +282,9 @@ impl Model {
         }
         let crosses = self.are_in_one_subvolume(from.0, to.0);
         if crosses.is_err() {
+            if to.1.len() > NAME_BYTES_MAX {
+                return Err(errno::NAME_TOO_LONG);
+            }
             // A subvolume may cross, and two of them in an exchange.
             let mut moved = vec![self.step(from.0, from.1)?];
             if how == Renaming::Exchange {

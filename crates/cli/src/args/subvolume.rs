@@ -112,7 +112,7 @@ Paths begin at the default subvolume, unless VOLUME names another: VOLUME@5 is t
 
 In a mounted volume, both are named by their paths alone. Data that was written before is in the
 snapshot:
-  butternut subvolume snapshot [-r] [-R] MOUNT/SOURCE MOUNT/DESTINATION
+  butternut subvolume snapshot [-r] [-R] [-i QGROUP]... MOUNT/SOURCE MOUNT/DESTINATION
 
 Where the mount checks permissions, all subvolumes must belong to the user who runs the command. The
 kernel's btrfs makes no recursive snapshots.";
