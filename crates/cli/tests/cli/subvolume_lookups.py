@@ -99,7 +99,8 @@ def infos():
 
 def lookups():
     dirs = [256, DIR, DEEP, CLOSED, CLOSED_DEEP, LISTED, LISTED_DEEP]
-    for path in ('', '/dir', '/dir/deep', '/file', '/sub', '/sub/in', '/many', '/closed', '/listed'):
+    for path in ('', '/dir', '/dir/deep', '/file', '/sub', '/sub/in', '/many', '/closed',
+                 '/listed'):
         try:
             found = subvolumes(path)
         except PermissionError:

@@ -192,8 +192,8 @@ impl Filesystem {
     ///
     /// A deletion removes the entry and then the reference, in one commit that readers do not wait
     /// for. So an entry without a reference is looked up again: if it is still there, the reference
-    /// was never here. During an exchange it is, until both subvolumes have their references; the
-    /// lookup is repeated until then.
+    /// was never here. During an exchange it is, until both subvolumes have their references, and a
+    /// subvolume that is moved away may be moved back; the lookup is repeated then.
     fn cross(&self, dir: FileId, name: &[u8], mut found: Found) -> Result<(FileId, FileKind)> {
         loop {
             let child = match found.target {

@@ -7,8 +7,8 @@
 //!
 //! A clone shares all extents of its range, each with an item in the file and a reference. A file
 //! may be cloned to its own end, which doubles its extents with each command of some hundred bytes.
-//! Where the offsets differ in their blocks, the range is copied block by block. A truncation or the
-//! removal of the last name frees all extents, and a snapshot of the subvolume has them again.
+//! Where the offsets differ in their blocks, the range is copied block by block. A truncation or
+//! the removal of the last name frees all extents, and a snapshot of the subvolume has them again.
 //!
 //! A receive into a volume has no such limits: its user chooses the volume, whose space bounds the
 //! items, and can end it at any time.

@@ -7,8 +7,8 @@
 //!
 //! Laws:
 //!
-//! 1. A clone has whole blocks, except at the end of a file: its last block may be a part of one, if
-//!    the source ends there, too. The rest of the range is written.
+//! 1. A clone has whole blocks, except at the end of a file: its last block may be a part of one,
+//!    if the source ends there, too. The rest of the range is written.
 //! 2. The search for one extent visits at most [`VISITS_MAX`] blocks and items; then the data is
 //!    written.
 //! 3. A search that fails finds nothing, and the data is written. Only the search reads the extent

@@ -25,8 +25,8 @@
 //!    any is in the groups of the subvolume that it is made in.
 //! 7. A checkpoint of a receive gets its mark in the commit that makes it (`mark`), so that no
 //!    other thread sees one that is writable. It keeps nothing of what law 4 says.
-//! 8. Whoever finds the name of a new subvolume finds the subvolume, also before the commit ends:
-//!    its root item and the reference to its name are in the root tree before its entry.
+//! 8. A lookup that finds the name of a new subvolume finds the subvolume, also before the commit
+//!    ends: its root item and the reference to its name are in the root tree before its entry.
 
 use crate::inode::id::ROOT_DIRECTORY;
 use crate::inode::inheritance::Inheritance;

@@ -1,11 +1,14 @@
-//! [`Exchanges`]: lets readers notice that subvolumes are exchanged while they look a name up.
+//! [`Exchanges`]: lets readers notice that subvolumes are exchanged or moved while they look a name
+//! up.
 //!
 //! An exchange replaces two entries and the references of two subvolumes in the root tree, one
 //! after another, in a commit that readers do not wait for. A reader that finds a new entry before
-//! the reference to it would take the entry for that of a placeholder.
+//! the reference to it would take the entry for that of a placeholder. So would one that reads the
+//! reference of a subvolume that was moved away, and then its entry after it was moved back.
 //!
 //! Law: the count is odd while entries and references may disagree. A reader that saw the same even
-//! count before and after it has read both has read them from before or after every exchange.
+//! count before and after it has read both has read them from before or after every exchange and
+//! every move.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 

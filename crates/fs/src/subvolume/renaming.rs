@@ -137,6 +137,7 @@ impl Renaming<'_> {
         let moved = entry_of(from)?;
         let new = to.new_name(moved, self.indices.1, moment);
         if let Target::Subvolume(id) = moved.target {
+            let _moving = self.filesystem.shared.exchanges.begin();
             names::unlink(&source, &old)?;
             move_reference(at_commit, id, (from, to), self.indices.1)?;
             let target = at_commit.tree(to.subvolume.id)?;

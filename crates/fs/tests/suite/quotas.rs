@@ -4,8 +4,8 @@
 use crate::volume::{HEADER_BYTES, SLOT_BYTES, TestVolume, new, word};
 use butternut::format::quota::{QgroupId, STATUS_INCONSISTENT, STATUS_RESCAN};
 use butternut::{
-    Allocate, AttributeFlags, ExtentKind, FileId, Filesystem, Follow, MountOptions, Privileges,
-    QgroupLimits, SnapshotAccess,
+    Allocate, AttributeFlags, Error, ExtentKind, FileId, Filesystem, Follow, MountOptions,
+    Privileges, QgroupLimits, RenameFlags, SnapshotAccess, TreeError,
 };
 use std::cell::Cell;
 
@@ -159,6 +159,34 @@ fn a_sync_at_a_limit_writes_the_times_of_a_file_that_is_written_in_place() {
     let fs = volume.reopen(fs);
     let id = fs.resolve(b"sub/file", Follow::Last).unwrap();
     assert_eq!(fs.stat(id).unwrap().mtime, mtime);
+}
+
+/// A rename of a subvolume adds items, and one that leaves a whiteout an inode.
+#[test]
+fn no_subvolume_is_renamed_in_a_full_quota_group() {
+    let (volume, fs, sub) = with_quotas();
+    let (root, dir) = (fs.root(), FileId::root_of(sub));
+    fs.create_subvolume(dir, b"inner", &new(0o755)).unwrap();
+    fs.create_subvolume(root, b"outer", &new(0o755)).unwrap();
+    fs.create(dir, b"file", &new(0o644)).unwrap();
+    fill(&fs, sub);
+    let plain = RenameFlags::default();
+    let (whiteout, exchange) = (Some((0, 0)), RenameFlags { exchange: true, ..plain });
+    let renames = [
+        ((dir, &b"inner"[..]), (root, &b"out"[..]), RenameFlags { whiteout, ..plain }),
+        ((dir, b"inner"), (dir, b"file"), exchange),
+        ((root, b"outer"), (dir, b"in"), plain),
+    ];
+    for (from, to, flags) in renames {
+        let refused = fs.rename(from, to, flags).unwrap_err();
+        let is_limit = matches!(refused, Error::Tree(TreeError::QuotaExceeded { .. }));
+        assert!(is_limit, "{refused:?}");
+    }
+    fs.limit_qgroup(QgroupId(sub), QgroupLimits::default()).unwrap();
+    for (from, to, flags) in renames {
+        fs.rename(from, to, flags).unwrap();
+    }
+    drop(volume.reopen(fs));
 }
 
 /// A file can be made shorter at the limit, also to the middle of a block.
