@@ -26,16 +26,7 @@ pub(crate) fn add(
     parent: Ino,
     reference: &InodeRef<'_>,
 ) -> Result<(), NamesError> {
-    let key = Key::new(ino.0, ItemType::INODE_REF, parent.0);
-    let InodeRef { index, name } = *reference;
-    match extend(edit, key, |item| with_ref(item, reference)) {
-        Err(NamesError::TooManyLinks) if edit.limits().extended_refs => {
-            let reference = InodeExtref { parent, index, name };
-            let key = extended_key(ino, parent, name);
-            extend(edit, key, |item| with_extref(item, &reference))
-        }
-        done => done,
-    }
+    in_either_form(edit.limits(), ino, parent, reference, |key, longer| extend(edit, key, longer))
 }
 
 /// Checks that an inode takes a reference to this name, so that adding it is not refused as long as
@@ -50,15 +41,27 @@ pub fn check_referable(
     ino: Ino,
     (parent, name): (Ino, &[u8]),
 ) -> Result<(), NamesError> {
-    let check = |key, longer: &dyn Fn(&[u8]) -> Longer| {
+    in_either_form(limits, ino, parent, &InodeRef { index: 0, name }, |key, longer| {
         let item = tree.find(&key)?.unwrap_or_default();
         fitting(tree.tree_id(), key, longer(&item), limits).map(drop)
-    };
+    })
+}
+
+/// Calls `apply` with the key of an item, and how it becomes longer by a reference: in the first
+/// form, and where that does not fit in the second one.
+fn in_either_form(
+    limits: Limits,
+    ino: Ino,
+    parent: Ino,
+    reference: &InodeRef<'_>,
+    apply: impl Fn(Key, &dyn Fn(&[u8]) -> Longer) -> Result<(), NamesError>,
+) -> Result<(), NamesError> {
+    let InodeRef { index, name } = *reference;
     let key = Key::new(ino.0, ItemType::INODE_REF, parent.0);
-    match check(key, &|item| with_ref(item, &InodeRef { index: 0, name })) {
+    match apply(key, &|item| with_ref(item, reference)) {
         Err(NamesError::TooManyLinks) if limits.extended_refs => {
-            let reference = InodeExtref { parent, index: 0, name };
-            check(extended_key(ino, parent, name), &|item| with_extref(item, &reference))
+            let reference = InodeExtref { parent, index, name };
+            apply(extended_key(ino, parent, name), &|item| with_extref(item, &reference))
         }
         done => done,
     }

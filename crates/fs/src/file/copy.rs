@@ -164,8 +164,7 @@ impl File {
         let end = end.min(range.start.saturating_add(length(COPY_BYTES)));
         let hole = other.hole_within(range.start..end)?;
         let end = hole.map_or(end, |hole| hole.max(border).min(end));
-        let bytes = end.saturating_sub(range.start);
-        buf.resize(usize::try_from(bytes).map_or(COPY_BYTES, |bytes| bytes.min(COPY_BYTES)), 0);
+        buf.resize(usize::try_from(end.saturating_sub(range.start)).unwrap_or(COPY_BYTES), 0);
         let read = other.read_at(range.start, buf)?;
         let written = self.write_as(to, buf.get(..read).unwrap_or_default(), privileges)?;
         Ok(length(written))

@@ -55,10 +55,10 @@ impl<R: Read> StreamReader<R> {
     }
 
     /// Limits the bytes of the files that a receive of the stream seals by fs-verity, and of their
-    /// hashes, and the extents that it clones. All of the files are hashed, and a few bytes of a
-    /// stream make a file of any size. Above 64 GiB of files and 1024 times the size of the streams
-    /// up to there, or 130 MiB of hashes and 4 times that size, or 524,288 extents and one for each
-    /// 16 bytes, the command fails with [`Error::Stream`].
+    /// hashes, and the extents that it clones or frees. All of the files are hashed, and a few
+    /// bytes of a stream make a file of any size. Above 64 GiB of files and 1024 times the size of
+    /// the streams up to there, or 130 MiB of hashes and 4 times that size, or 524,288 extents and
+    /// one for each 16 bytes, the command fails with [`Error::Stream`].
     #[must_use]
     pub fn limit_work(self, limits: &StreamLimits) -> Self {
         Self { limits: self.limits.limit_work(limits), ..self }
