@@ -167,27 +167,26 @@ fn a_stream_that_seals_far_more_than_it_has_is_refused() {
     assert!(refused.contains(": bytes of hashes of sealed files: have "), "{refused}");
 }
 
+/// Clones a file of one block that was doubled some times to its own end.
+fn doubling<'a>(times: u32) -> Command<'a> {
+    let (offset, len) = (4096 << times, 4096 << times);
+    let (path, clone_path) = (&b"file"[..], &b"file"[..]);
+    let (clone_uuid, clone_ctransid, clone_offset) = (FIRST, 7, 0);
+    Command::Clone { path, offset, len, clone_uuid, clone_ctransid, clone_path, clone_offset }
+}
+
 /// A file that is cloned to its own end has twice as many extents with each command of some bytes,
 /// or twice as many bytes where the offsets differ in their blocks.
 #[test]
 fn a_stream_that_clones_far_more_extents_than_it_has_is_refused() {
     let scratch = tempfile::tempdir().unwrap();
     let cloned = |name: &str, doublings: u32| {
-        let clone = |times: u32| Command::Clone {
-            path: b"file",
-            offset: 4096 << times,
-            len: 4096 << times,
-            clone_uuid: FIRST,
-            clone_ctransid: 7,
-            clone_path: b"file",
-            clone_offset: 0,
-        };
         let mut commands = vec![
             Command::Subvol { path: name.as_bytes(), uuid: FIRST, ctransid: 7 },
             Command::Mkfile { path: b"file", ino: 257 },
             Command::Write { path: b"file", offset: 0, data: &[7; 4096] },
         ];
-        commands.extend((0..doublings).map(clone));
+        commands.extend((0..doublings).map(doubling));
         write_as(StreamVersion::Three, &scratch.path().join(name), &commands)
     };
     let few = cloned("few", 8);
@@ -225,22 +224,13 @@ fn a_stream_that_clones_far_more_extents_than_it_has_is_refused() {
 #[test]
 fn a_stream_that_frees_far_more_extents_than_it_has_is_refused() {
     let scratch = tempfile::tempdir().unwrap();
-    let clone = |times: u32| Command::Clone {
-        path: b"file",
-        offset: 4096 << times,
-        len: 4096 << times,
-        clone_uuid: FIRST,
-        clone_ctransid: 7,
-        clone_path: b"file",
-        clone_offset: 0,
-    };
     let freed = |name: &str, snapshots: u8, free: Command<'static>| {
         let mut commands = vec![
             Command::Subvol { path: b"s", uuid: FIRST, ctransid: 7 },
             Command::Mkfile { path: b"file", ino: 257 },
             Command::Write { path: b"file", offset: 0, data: &[7; 4096] },
         ];
-        commands.extend((0..16).map(clone));
+        commands.extend((0..16).map(doubling));
         let path = scratch.path().join(name);
         let part = |commands: &[Command<'_>]| {
             write_as(StreamVersion::Three, &path, commands);

@@ -2,7 +2,7 @@
 //! when they are closed.
 
 use crate::leaf::{owner, rewrite};
-use crate::volume::{TestVolume, names, new, read, write};
+use crate::volume::{TestVolume, change_beside, names, new, read, write};
 use butternut::format::key::ItemType;
 use butternut::format::units::TreeId;
 use butternut::server::FilesystemExt;
@@ -11,6 +11,7 @@ use butternut::{
     SnapshotAccess,
 };
 use butternut_mkfs::MkfsOptions;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// As the VFS does it, which looks at the inodes first.
 #[test]
@@ -170,12 +171,12 @@ fn a_name_leads_to_a_subvolume_all_the_time_while_it_is_exchanged() {
     let make = |dir, name: &[u8]| filesystem.create_subvolume(dir, name, &new(0o755)).unwrap();
     let outer = FileId::root_of(make(root, b"outer"));
     let both = [make(root, b"one"), make(outer, b"two")].map(FileId::root_of);
-    let done = std::sync::atomic::AtomicBool::new(false);
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let readers = [(root, &b"one"[..]), (outer, b"two")].map(|(dir, name)| {
             let (filesystem, done) = (&filesystem, &done);
             scope.spawn(move || {
-                while !done.load(std::sync::atomic::Ordering::Acquire) {
+                while !done.load(Ordering::Acquire) {
                     let found = filesystem.lookup(dir, name).unwrap();
                     assert!(both.contains(&found), "{found:?}");
                     for entry in filesystem.read_dir(dir, FIRST_ENTRY).unwrap() {
@@ -185,16 +186,9 @@ fn a_name_leads_to_a_subvolume_all_the_time_while_it_is_exchanged() {
             })
         });
         let exchange = RenameFlags { exchange: true, ..RenameFlags::default() };
-        for _ in 0..300 {
+        change_beside(readers, &done, 0..300, |_| {
             filesystem.rename((root, b"one"), (outer, b"two"), exchange).unwrap();
-            if readers.iter().any(std::thread::ScopedJoinHandle::is_finished) {
-                break;
-            }
-        }
-        done.store(true, std::sync::atomic::Ordering::Release);
-        for reader in readers {
-            reader.join().unwrap();
-        }
+        });
     });
     volume.reopen(filesystem);
 }
@@ -272,12 +266,12 @@ fn a_name_of_a_subvolume_is_never_a_placeholder_while_it_is_renamed() {
     let other = filesystem.create_subvolume(root, b"other", &new(0o755)).unwrap();
     let id = filesystem.create_subvolume(root, b"sub", &new(0o755)).unwrap();
     let (sub, inside) = (FileId::root_of(id), FileId::root_of(other));
-    let done = std::sync::atomic::AtomicBool::new(false);
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let readers = [0, 1].map(|number| {
             let (filesystem, done) = (&filesystem, &done);
             scope.spawn(move || {
-                while !done.load(std::sync::atomic::Ordering::Acquire) {
+                while !done.load(Ordering::Acquire) {
                     if number == 0 {
                         for at in [(root, b"sub"), (root, b"new"), (inside, b"sub")] {
                             match filesystem.lookup(at.0, at.1) {
@@ -294,17 +288,10 @@ fn a_name_of_a_subvolume_is_never_a_placeholder_while_it_is_renamed() {
             })
         });
         let places: [(FileId, &[u8]); 3] = [(root, b"sub"), (root, b"new"), (inside, b"sub")];
-        for round in 0..600 {
+        change_beside(readers, &done, 0..600, |round| {
             let (from, to) = (places[round % 3], places[(round + 1) % 3]);
             filesystem.rename(from, to, RenameFlags::default()).unwrap();
-            if readers.iter().any(std::thread::ScopedJoinHandle::is_finished) {
-                break;
-            }
-        }
-        done.store(true, std::sync::atomic::Ordering::Release);
-        for reader in readers {
-            reader.join().unwrap();
-        }
+        });
     });
     volume.reopen(filesystem);
 }

@@ -1,7 +1,7 @@
 //! Subvolumes and snapshots that Butternut makes, on volumes in memory that are checked when they
 //! are closed.
 
-use crate::volume::{TestVolume, failing_data, names, new, read, write};
+use crate::volume::{TestVolume, change_beside, failing_data, names, new, read, write};
 use butternut::queue::{IoFlags, QueueOptions};
 use butternut::{
     Error, FIRST_ENTRY, FileId, FileKind, Filesystem, MountOptions, Privileges, RecursiveSnapshot,
@@ -651,8 +651,7 @@ fn a_new_subvolume_is_found_as_soon_as_its_name_is() {
                 }
             }
         };
-        let reader = scope.spawn(look);
-        for number in 0..60 {
+        change_beside([scope.spawn(look)], &done, 0..60, |number| {
             let name = format!("{number}");
             if number % 3 == 0 {
                 filesystem.create_subvolume(root, name.as_bytes(), &new(0o755)).unwrap();
@@ -661,12 +660,7 @@ fn a_new_subvolume_is_found_as_soon_as_its_name_is() {
                 filesystem.snapshot_recursive(source, root, name.as_bytes(), how).unwrap();
             }
             write(&filesystem, &format!("source/{number}"), &vec![7; 40_000]);
-            if reader.is_finished() {
-                break;
-            }
-        }
-        done.store(true, Ordering::Release);
-        reader.join().unwrap();
+        });
     });
     volume.reopen(filesystem);
 }

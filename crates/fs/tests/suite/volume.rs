@@ -10,8 +10,10 @@ use butternut::{
 };
 use butternut_check::{CheckOptions, Kind};
 use butternut_mkfs::MkfsOptions;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::thread::ScopedJoinHandle;
 
 /// Bytes of the header of a leaf, and of the slot of an item.
 pub(crate) const HEADER_BYTES: usize = 101;
@@ -168,4 +170,24 @@ pub(crate) fn read(filesystem: &Filesystem, path: &str) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
     file.read_exact_at(0, &mut bytes).unwrap();
     bytes
+}
+
+/// Makes changes, at most as many as `rounds` has, as long as all readers go on. Then it sets
+/// `done`, which ends them, and returns when they have ended.
+pub(crate) fn change_beside<const N: usize>(
+    readers: [ScopedJoinHandle<'_, ()>; N],
+    done: &AtomicBool,
+    rounds: Range<usize>,
+    mut change: impl FnMut(usize),
+) {
+    for round in rounds {
+        change(round);
+        if readers.iter().any(ScopedJoinHandle::is_finished) {
+            break;
+        }
+    }
+    done.store(true, Ordering::Release);
+    for reader in readers {
+        reader.join().unwrap();
+    }
 }
